@@ -1,0 +1,1 @@
+"""Coterie: personal models that find out, while training, whom to learn from."""
