@@ -1,4 +1,4 @@
-"""One data set in memory or memory-mapped: the publisher's training samples first, then the publisher's test samples."""
+"""One data set: the publisher's training samples first, then the publisher's test samples."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,23 +22,15 @@ class Dataset:
     targets: NDArray[Any]  # N class numbers, or N × target shape
     train: int  # how many rows are the publisher's training samples
     classes: tuple[str, ...] = ()  # names of the classes, if the targets are class numbers
-    groups: NDArray[Any] | None = (
-        None  # a natural owner of each sample (hospital, page, language), if there is one
-    )
-    facts: dict[str, Any] = field(
-        default_factory=dict
-    )  # source, licence, channel means: what a report should say
+    groups: NDArray[Any] | None = None  # a natural owner of each sample (hospital, page, language), if there is one
+    facts: dict[str, Any] = field(default_factory=dict)  # source, licence, channel means: what a report should say
 
     def __post_init__(self) -> None:
         """Refuse what no partition could deal out."""
         if len(self.inputs) != len(self.targets):
-            raise DataError(
-                f"data set {self.name}: {len(self.inputs)} inputs but {len(self.targets)} targets"
-            )
+            raise DataError(f"data set {self.name}: {len(self.inputs)} inputs but {len(self.targets)} targets")
         if not 0 < self.train <= len(self.inputs):
-            raise DataError(
-                f"data set {self.name}: {self.train} training samples of {len(self.inputs)} in all"
-            )
+            raise DataError(f"data set {self.name}: {self.train} training samples of {len(self.inputs)} in all")
 
     @property
     def train_indices(self) -> NDArray[np.int64]:

@@ -1,0 +1,1 @@
+"""The experiments as TOML files, and their reader."""

@@ -1,0 +1,1 @@
+"""Fleets: all clients, and the only door to them."""

@@ -1,0 +1,1 @@
+"""Collaboration graphs: projections, topologies, communities, comparison with a true graph."""

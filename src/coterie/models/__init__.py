@@ -1,0 +1,1 @@
+"""The architectures of the experiments, plain `nn.Module`s."""

@@ -1,0 +1,1 @@
+"""Runs: the runner, its record on disk, checkpoints and sweeps."""
