@@ -1,0 +1,372 @@
+"""The five questions a fleet can be asked, and their answers.
+
+An ask names m pairs (client, model). `clients` holds m client numbers; `models` is a matrix of parameter rows, one
+vector for all pairs, or `Own(slot)`: the model that lives at the client and never travels. `at` says which row each
+pair means (m numbers), or the mean of which rows (m×q: midpoints, built chunk by chunk); without it row p belongs to
+pair p. Asks are frozen plain values: indices and scalars live on the host, matrices wherever the fleet computes.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from coterie.errors import AskError, SettingError
+from coterie.schedules import rates
+
+Sampling = Literal["fresh", "epoch"]
+Buffers = Literal["personal", "averaged", "recalibrated"]
+OPTIMISERS = ("sgd", "adam", "adamw")
+
+
+PER_PAIR = {"per_pair": True}  # marks the fields that hold one entry per pair
+
+
+def _index(value: Any, what: str) -> Tensor:
+    index = torch.as_tensor(value, device="cpu")
+    if index.is_floating_point() or index.dtype == torch.bool:
+        raise AskError(f"{what} must be whole numbers, not {index.dtype}")
+    return index.long()
+
+
+@dataclass(frozen=True)
+class Own:
+    """The model that lives at the client under a name; it begins as the fleet's initial model, shared or not."""
+
+    slot: str = "model"
+    shared: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a client trains, in scalars only: for how long, on what batches, with which of torch's optimisers.
+
+    `schedule` follows the run, one tick a round: an algorithm asks with `plan.at(t)`, whose rate is that of round t.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None  # an epoch is ceil(samples / batch) full batches
+    batch: int | None = 32  # None: the whole split at every step
+    lr: float = 0.1
+    optimiser: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float | None = None  # largest norm of a gradient
+    keep_optimiser: bool = False  # whether momentum and Adam's moments outlive the ask, at the client
+    sampling: Sampling = "fresh"
+    schedule: str = "constant"  # see coterie.schedules
+    rounds: int | None = None  # how long the schedule is
+
+    def __post_init__(self) -> None:
+        """Refuse what no client could follow."""
+        if (self.steps is None) == (self.epochs is None):
+            raise SettingError("a plan has either steps or epochs, and exactly one of them")
+        if min(self.steps or 0, self.epochs or 0) < 0 or (self.batch is not None and self.batch < 1):
+            raise SettingError("steps and epochs must be at least 0, batch at least 1")
+        if self.optimiser not in OPTIMISERS:
+            raise SettingError(f"no optimiser {self.optimiser!r}: there are {', '.join(OPTIMISERS)}")
+        if not 0 <= self.lr < float("inf"):
+            raise SettingError(f"the rate lr must be at least 0 and finite, not {self.lr}")
+        if self.nesterov and self.momentum == 0:
+            raise SettingError("Nesterov's momentum needs momentum above 0")
+        if self.sampling not in ("fresh", "epoch"):
+            raise SettingError(f"sampling is 'fresh' or 'epoch', not {self.sampling!r}")
+
+    def at(self, t: int) -> "Plan":
+        """The plan of round t: the same, with that round's rate."""
+        if self.schedule == "constant":
+            return self
+        if self.rounds is None:
+            raise SettingError(f"the schedule {self.schedule!r} must know how many rounds there are: set plan.rounds")
+        return replace(
+            self, lr=rates(self.schedule, self.lr, self.rounds)[min(t, self.rounds - 1)], schedule="constant"
+        )
+
+    def steps_for(self, samples: int) -> int:
+        """How many steps a client with this many samples takes."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * (1 if self.batch is None else -(-samples // self.batch))
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """A proximal term: weight/2 · ‖x − row‖² is added to the loss of a Fit."""
+
+    rows: Tensor
+    weight: float | Tensor = 1.0  # one for all, or one per pair
+    at: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """A row that is added to every gradient of a Fit."""
+
+    rows: Tensor
+    at: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Distil:
+    """Targets on public inputs: weight · mean over a public batch of ‖target(x) − softmax(model(x))‖² joins the loss.
+
+    `targets` is r×P×C. With `at` of shape m×q a client gets q targets, computes its own outputs on all P inputs before
+    the first step, and keeps the nearest in squared distance over the whole stack. Without `at` each gets all r.
+    """
+
+    targets: Tensor
+    inputs: str
+    weight: float | Tensor = 1.0
+    batch: int = 128
+    at: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What all five have in common."""
+
+    kind: ClassVar[str]
+    clients: Tensor
+    models: Tensor | Own
+    at: Tensor | None = field(default=None, kw_only=True, metadata=PER_PAIR)
+    memory: str = field(default="", kw_only=True)  # which state at the client: buffers, optimiser, place in the stream
+
+    def __post_init__(self) -> None:
+        """Bring indices to the host and refuse what does not fit together."""
+        clients = _index(self.clients, "clients").reshape(-1)
+        self._set(clients=clients)
+        if not self.memory:
+            self._set(memory=self.models.slot if isinstance(self.models, Own) else "model")
+        m = len(clients)
+        if isinstance(self.models, Own):
+            if self.at is not None:
+                raise AskError("an Own model is the client's own: `at` cannot choose another")
+            return
+        if self.models.ndim not in (1, 2):
+            raise AskError(f"models must be one row or a matrix of rows, not of shape {tuple(self.models.shape)}")
+        if self.models.ndim == 1:
+            self._set(models=self.models[None], at=torch.zeros(m, dtype=torch.long) if self.at is None else self.at)
+        rows = self.models.shape[0]
+        if self.at is None:
+            if rows != m:
+                raise AskError(f"{m} pairs but {rows} rows: say with `at` which row belongs to which pair")
+            return
+        at = _index(self.at, "at")
+        if at.ndim not in (1, 2) or len(at) != m:
+            raise AskError(f"`at` must have {m} entries, one per pair, not shape {tuple(at.shape)}")
+        if m and (int(at.min()) < 0 or int(at.max()) >= rows):
+            raise AskError(f"`at` must name rows 0 to {rows - 1}, not {int(at.min())} to {int(at.max())}")
+        self._set(at=at)
+
+    def _set(self, **values: Any) -> None:
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+
+    def _per_pair(self, key: str, *, whole: bool = True) -> None:
+        """Make a per-pair field a host vector with one entry per pair."""
+        value = getattr(self, key)
+        if value is None:
+            return
+        vector = _index(value, key) if whole else torch.as_tensor(value)
+        if vector.ndim == 0:
+            vector = vector.expand(self.m)
+        if vector.shape != (self.m,):
+            raise AskError(f"{key} must have {self.m} entries, one per pair, not shape {tuple(vector.shape)}")
+        self._set(**{key: vector})
+
+    @property
+    def m(self) -> int:
+        """How many pairs."""
+        return len(self.clients)
+
+    def take(self, pairs: Tensor) -> Self:
+        """The same question for some of the pairs (a host vector of pair numbers)."""
+        changes: dict[str, Any] = {"clients": self.clients[pairs]}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.metadata.get("per_pair") and isinstance(value, Tensor):
+                changes[f.name] = value[pairs.to(value.device)]
+        if isinstance(self.models, Tensor) and self.at is None:
+            changes["at"] = pairs
+        for f in fields(self):
+            rider = getattr(self, f.name)
+            if isinstance(rider, (Pull, Drift, Distil)):
+                changes[f.name] = _take_rider(rider, pairs, self.m)
+        return replace(self, **changes)
+
+
+def _take_rider(rider: Any, pairs: Tensor, m: int) -> Any:
+    changes: dict[str, Any] = {}
+    if rider.at is not None:
+        changes["at"] = torch.as_tensor(rider.at, device="cpu")[pairs]
+    elif not isinstance(rider, Distil) and rider.rows.ndim == 2:
+        changes["at"] = pairs
+    weight = getattr(rider, "weight", None)
+    if isinstance(weight, Tensor) and weight.ndim == 1:
+        changes["weight"] = weight[pairs.to(weight.device)]
+    return replace(rider, **changes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batched(Ask):
+    """An ask about a batch of a split: `batch` samples (None: the whole split), equal for one client within one ask.
+
+    Give different `draw`s for fresh batches per pair. `sampling="epoch"` goes on where the client's last tracked batch
+    of this memory and split ended.
+    """
+
+    batch: int | None = None
+    split: str = field(default="train", kw_only=True)
+    sampling: Sampling = field(default="fresh", kw_only=True)
+    draw: Tensor | None = field(default=None, kw_only=True, metadata=PER_PAIR)
+    track: bool = field(default=False, kw_only=True)  # whether buffers and the place in the stream move on
+
+    def __post_init__(self) -> None:
+        """Check the batch too."""
+        super().__post_init__()
+        if self.batch is not None and self.batch < 1:
+            raise AskError(f"a batch has at least one sample, not {self.batch}")
+        if self.sampling not in ("fresh", "epoch"):
+            raise AskError(f"sampling is 'fresh' or 'epoch', not {self.sampling!r}")
+        self._per_pair("draw")
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient(_Batched):
+    """∇ of the mean loss on a batch, in train mode.
+
+    give="rows": m×d. "sum": Σ weight·gradient into given output rows, with the total weight that arrived. "gram":
+    inner products inside groups of pairs, streamed (groups × q × q, in the order of the pairs). `sketch=k`: k random
+    projections per gradient, the same for all pairs of the ask, which keep inner products and norms in expectation.
+    """
+
+    kind: ClassVar[str] = "gradient"
+    track: bool = field(default=True, kw_only=True)
+    give: Literal["rows", "sum", "gram"] = field(default="rows", kw_only=True)
+    weights: Tensor | None = field(default=None, kw_only=True, metadata=PER_PAIR)  # of each pair in its sum
+    into: Tensor | None = field(default=None, kw_only=True, metadata=PER_PAIR)  # the output row of each pair
+    outputs: int | None = field(default=None, kw_only=True)  # how many output rows; default: as many as `into` names
+    group: Tensor | None = field(default=None, kw_only=True, metadata=PER_PAIR)  # the group of each pair, from 0
+    sketch: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Sums need outputs, Gram matrices need groups."""
+        super().__post_init__()
+        for key in ("into", "group"):
+            self._per_pair(key)
+        self._per_pair("weights", whole=False)
+        if self.give not in ("rows", "sum", "gram"):
+            raise AskError(f"a gradient is given as 'rows', 'sum' or 'gram', not {self.give!r}")
+        if (self.give == "sum") != (self.into is not None):
+            raise AskError("give='sum' goes with `into`, the output row of each pair, and nothing else does")
+        if (self.give == "gram") != (self.group is not None):
+            raise AskError("give='gram' goes with `group`, the group of each pair, and nothing else does")
+        if isinstance(self.into, Tensor):
+            most = int(self.into.max()) + 1 if self.m else 0
+            if self.outputs is None:
+                self._set(outputs=most)
+            elif most > self.outputs:
+                raise AskError(f"`into` names output row {most - 1} of {self.outputs}")
+        if isinstance(self.group, Tensor) and self.m and int(self.group.min()) < 0:
+            raise AskError("groups are numbered from 0")
+        if self.sketch is not None and (self.sketch < 1 or self.give == "sum"):
+            raise AskError("a sketch has at least one number, and is given as rows or gram")
+
+
+@dataclass(frozen=True, eq=False)
+class Loss(_Batched):
+    """The mean loss on a batch, in eval mode: m numbers. It never moves buffers."""
+
+    kind: ClassVar[str] = "loss"
+    buffers: Buffers = field(default="personal", kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit(Ask):
+    """Local training by a plan.
+
+    give="rows": the trained models; "update": trained minus start; "nothing". `keep` stores the trained model at the
+    client as Own(keep); a Fit of an Own model always moves that model. Its loss is the mean over the steps taken.
+    """
+
+    kind: ClassVar[str] = "fit"
+    plan: Plan = field(default_factory=lambda: Plan(epochs=1))
+    give: Literal["rows", "update", "nothing"] = field(default="update", kw_only=True)
+    split: str = field(default="train", kw_only=True)
+    draw: Tensor | None = field(default=None, kw_only=True, metadata=PER_PAIR)
+    keep: str | None = field(default=None, kw_only=True)
+    pull: Pull | None = field(default=None, kw_only=True)
+    drift: Drift | None = field(default=None, kw_only=True)
+    distil: Distil | None = field(default=None, kw_only=True)
+    columns: Tensor | None = field(default=None, kw_only=True)  # numbers of the columns that move; default: all
+    track: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """A trained model has one home."""
+        super().__post_init__()
+        self._per_pair("draw")
+        if self.give not in ("rows", "update", "nothing"):
+            raise AskError(f"a Fit gives 'rows', 'update' or 'nothing', not {self.give!r}")
+        if isinstance(self.models, Own):
+            if self.keep not in (None, self.models.slot):
+                raise AskError("a Fit of an Own model stays in its own slot")
+            self._set(keep=self.models.slot)
+        if self.columns is not None:
+            self._set(columns=_index(self.columns, "columns"))
+
+
+@dataclass(frozen=True, eq=False)
+class Predict(Ask):
+    """Outputs on public inputs, which are referred to by name: m×P×C, in eval mode."""
+
+    kind: ClassVar[str] = "predict"
+    inputs: str = "public"
+    buffers: Buffers = field(default="personal", kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluate(Ask):
+    """The task's metrics on a whole split, per pair, in eval mode."""
+
+    kind: ClassVar[str] = "evaluate"
+    split: str = "test"
+    metrics: tuple[str, ...] | None = field(default=None, kw_only=True)  # default: all the task has
+    buffers: Buffers = field(default="personal", kw_only=True)
+
+
+OK, ABSENT, NONFINITE, LATE, MALFORMED, REFUSED = range(6)
+REASONS = ("ok", "absent", "not finite", "late", "malformed", "refused")
+_NOTHING = torch.empty(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What came back. A pair that is not ok has a reason, and its values are zero; no algorithm checks for NaN.
+
+    Only the fields of the ask are there: `rows` (Gradient, Fit), `sums` and `weight` (give="sum"), `gram`, `loss`,
+    `outputs` (Predict), `metrics` (Evaluate).
+    """
+
+    reason: Tensor  # m codes, see REASONS
+    rows: Tensor = _NOTHING
+    sums: Tensor = _NOTHING
+    weight: Tensor = _NOTHING
+    gram: Tensor = _NOTHING
+    loss: Tensor = _NOTHING
+    outputs: Tensor = _NOTHING
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> Tensor:
+        """Which pairs were answered."""
+        return self.reason == OK
+
+    @property
+    def why(self) -> list[str]:
+        """The reason of every pair, in words."""
+        return [REASONS[code] for code in self.reason.tolist()]
