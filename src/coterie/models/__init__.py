@@ -1,1 +1,67 @@
-"""The architectures of the experiments, plain `nn.Module`s."""
+"""The architectures of the experiments, plain `nn.Module`s.
+
+Images are channels first. The last layer is always called `head`. Every model runs under `functional_call` with
+`vmap(grad)` and under `torch.compile(fullgraph=True)`: nothing in place, no control flow on values, dropout only as
+`nn.Dropout`.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from coterie.errors import SettingError
+from coterie.models.cnn import CNN, cnn_scool
+from coterie.models.cnn4 import CNN4
+from coterie.models.cnn28 import CNN28
+from coterie.models.lenet import LeNet, cnn_comet
+from coterie.models.linear import Linear
+from coterie.models.mean import Mean
+from coterie.models.mlp import MLP
+from coterie.models.resnet9 import ResNet9
+from coterie.models.resnet18 import ResNet18
+from coterie.models.unet3d import UNet3d
+from coterie.models.vgg import vgg11, vgg13
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": CNN,
+    "cnn28": CNN28,
+    "cnn4": CNN4,
+    "cnn_comet": cnn_comet,
+    "cnn_scool": cnn_scool,
+    "lenet": LeNet,
+    "linear": Linear,
+    "mean": Mean,
+    "mlp": MLP,
+    "resnet18": ResNet18,
+    "resnet9": ResNet9,
+    "unet3d": UNet3d,
+    "vgg11": vgg11,
+    "vgg13": vgg13,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every architecture that `build` knows."""
+    return tuple(MODELS)
+
+
+def build(name: str, /, **settings: Any) -> nn.Module:
+    """A new model of this name: `build("cnn", channels=1, size=8)`. Draws its start from torch's generator."""
+    if name not in MODELS:
+        raise SettingError(f"no model is called {name!r}{_instead(name, MODELS)}")
+    known = inspect.signature(MODELS[name]).parameters
+    for setting in settings:
+        if setting not in known:
+            raise SettingError(f"model {name} has no setting {setting!r}{_instead(setting, known)}")
+    missing = [key for key, value in known.items() if value.default is value.empty and key not in settings]
+    if missing:
+        raise SettingError(f"model {name} needs {', '.join(missing)}: build({name!r}, {missing[0]}=…)")
+    return MODELS[name](**settings)
+
+
+def _instead(wrong: str, known: Any) -> str:
+    near = difflib.get_close_matches(wrong, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
