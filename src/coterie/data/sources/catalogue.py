@@ -1,0 +1,13 @@
+"""Every data set there is."""
+
+from coterie.data.sources import cifar, idx, imagenets
+from coterie.data.sources.spec import Spec
+
+CATALOGUE: tuple[Spec, ...] = (
+    cifar.CIFAR10,
+    cifar.CIFAR100,
+    idx.MNIST,
+    idx.FASHION,
+    imagenets.MINI,
+    imagenets.TINY,
+)
