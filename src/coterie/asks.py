@@ -236,6 +236,18 @@ class _Batched(Ask):
         self._per_pair("draw")
 
 
+def _slots(group: Tensor) -> tuple[Tensor, int, int]:
+    """For each pair its place inside its group, in the order of the pairs; how many groups; the largest one's size."""
+    if not len(group):
+        return group, 0, 0
+    order = torch.argsort(group, stable=True)
+    counts = torch.bincount(group)
+    starts = torch.cumsum(counts, 0) - counts
+    slot = torch.empty_like(group)
+    slot[order] = torch.arange(len(group)) - starts[group[order]]
+    return slot, len(counts), int(counts.max())
+
+
 @dataclass(frozen=True, eq=False)
 class Gradient(_Batched):
     """∇ of the mean loss on a batch, in train mode.
@@ -252,6 +264,10 @@ class Gradient(_Batched):
     into: Tensor | None = field(default=None, kw_only=True, metadata=PER_PAIR)  # the output row of each pair
     outputs: int | None = field(default=None, kw_only=True)  # how many output rows; default: as many as `into` names
     group: Tensor | None = field(default=None, kw_only=True, metadata=PER_PAIR)  # the group of each pair, from 0
+    slot: Tensor | None = field(
+        default=None, kw_only=True, repr=False, metadata=PER_PAIR
+    )  # derived: place in its group
+    gram_shape: tuple[int, int] = field(default=(0, 0), kw_only=True, repr=False)  # derived: groups, largest group
     sketch: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -274,6 +290,9 @@ class Gradient(_Batched):
                 raise AskError(f"`into` names output row {most - 1} of {self.outputs}")
         if isinstance(self.group, Tensor) and self.m and int(self.group.min()) < 0:
             raise AskError("groups are numbered from 0")
+        if isinstance(self.group, Tensor) and self.slot is None:
+            slot, groups, size = _slots(self.group)
+            self._set(slot=slot, gram_shape=(groups, size))
         if self.sketch is not None and (self.sketch < 1 or self.give == "sum"):
             raise AskError("a sketch has at least one number, and is given as rows or gram")
 

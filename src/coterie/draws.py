@@ -15,6 +15,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
+_MASK = (1 << 64) - 1
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _FIRST = _signed(0xBF58476D1CE4E5B9)
 _SECOND = _signed(0x94D049BB133111EB)
@@ -27,7 +28,8 @@ def name(text: str) -> int:
 
 def fold(key: Tensor, counter: Tensor | int) -> Tensor:
     """A new key from a key and a counter. int64 products wrap, and `>>` keeps the sign, hence the masks."""
-    z = key + (counter + 1) * _GOLDEN
+    step = _signed((counter + 1) * _GOLDEN & _MASK) if isinstance(counter, int) else (counter + 1) * _GOLDEN
+    z = key + step
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _FIRST
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _SECOND
     return z ^ ((z >> 31) & ((1 << 33) - 1))
@@ -35,12 +37,11 @@ def fold(key: Tensor, counter: Tensor | int) -> Tensor:
 
 def fold_int(key: int, *counters: int) -> int:
     """`fold` on plain integers, for what the host decides."""
-    mask = (1 << 64) - 1
-    z = key & mask
+    z = key & _MASK
     for counter in counters:
-        z = (z + (counter + 1) * (_GOLDEN & mask)) & mask
-        z = ((z ^ (z >> 30)) * (_FIRST & mask)) & mask
-        z = ((z ^ (z >> 27)) * (_SECOND & mask)) & mask
+        z = (z + (counter + 1) * (_GOLDEN & _MASK)) & _MASK
+        z = ((z ^ (z >> 30)) * (_FIRST & _MASK)) & _MASK
+        z = ((z ^ (z >> 27)) * (_SECOND & _MASK)) & _MASK
         z ^= z >> 31
     return _signed(z)
 

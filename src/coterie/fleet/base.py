@@ -1,0 +1,381 @@
+"""What every fleet promises: the protocol, the ledger, keyed draws, versions per round, and the form of its answers.
+
+Randomness is counter-based. Client c has the key K = fold(name(key of c), seed). Its stream of samples of a split is
+endless permutations: permutation e sorts the samples i by fold(fold(fold(K, "permutation"), split), e) folded with i.
+`sampling="epoch"` reads on at the place kept at the client; "fresh" starts at fold(… K, "fresh", split, t, place, draw)
+modulo RING permutations of the stream and runs round that ring, so a batch is a uniform subset without replacement, and
+batches of different rounds, asks or draws are independent given the permutations. Nothing is sorted at an ask.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import draws
+from coterie.asks import ABSENT, Answer, Ask, Drift, Evaluate, Fit, Gradient, Loss, Predict, Pull
+from coterie.data.population import SPLITS, Population
+from coterie.errors import AskError, ModelError, SettingError
+from coterie.fleet.layout import Layout, keyed
+from coterie.fleet.ledger import Ledger
+
+RING = 8  # how many permutations a fresh batch is drawn from
+RECALIBRATION = 512  # batch of the pass that recalibrates buffers
+
+
+class Fleet(ABC):
+    """All clients, and the only door to them. Subclasses answer; this class checks, counts and remembers.
+
+    Indices (`clients`, `present`, `everyone`) live on the host, matrices on `device`.
+    """
+
+    def __init__(self, population: Population, *, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+        if not dtype.is_floating_point:
+            raise SettingError(f"a fleet computes in a floating dtype, not {dtype}")
+        self.population, self.seed, self.device, self.dtype = population, seed, device, dtype
+        self.keys = population.keys[: population.n]
+        self.n = population.n
+        self.task = population.task
+        seeds = population.seeds or (None,) * len(population.keys)
+        self._client_keys = [
+            draws.fold_int(draws.name(key), seed if own is None else own)
+            for key, own in zip(population.keys, seeds, strict=True)
+        ]
+        self._ids = torch.tensor(self._client_keys)
+        self._modules = [keyed(population.make(a)).to(dtype) for a in range(len(population.architectures))]
+        self._layouts = [Layout.of(module) for module in self._modules]
+        self._sizes = {split: torch.tensor([len(rows) for rows in population.index[split]]) for split in SPLITS}
+        self._architecture = torch.tensor(population.architecture)
+        self._widths = torch.tensor([layout.d for layout in self._layouts])[self._architecture]
+        self.ledger = Ledger(self.n)
+        self.t = 0
+        self.phases = 0  # asked so far in this round
+        self.present = torch.ones(self.n, dtype=torch.bool)
+        self._place = 0
+        self._before: tuple[int, dict[str, Tensor], Ledger] | None = None
+
+    # ---- what a fleet tells ------------------------------------------------------------------------------------------
+
+    @property
+    def everyone(self) -> Tensor:
+        """The number of every client."""
+        return torch.arange(self.n)
+
+    @property
+    def ids(self) -> Tensor:
+        """A 64-bit number per client that depends on its key and seed, not on its place."""
+        return self._ids[: self.n]
+
+    @property
+    def server(self) -> Tensor:
+        """The number of the reserved client that holds public data."""
+        if not self.population.server:
+            raise AskError("this population has no server data: give it a client with the key 'server'")
+        return torch.tensor([self.n])
+
+    @property
+    def d(self) -> int:
+        """How wide a row of parameters is."""
+        widths = self._widths[: self.n]
+        if len(self._layouts) > 1:
+            names = {self.keys[int((self._architecture == a).nonzero()[0])]: x.d for a, x in enumerate(self._layouts)}
+            raise ModelError(f"clients have different architectures ({names}): only Own models and predictions apply")
+        return int(widths[0])
+
+    def sizes(self, split: str = "train") -> Tensor:
+        """How many samples each client has in a split."""
+        if split not in self._sizes:
+            raise AskError(f"no split {split!r}: there are {', '.join(SPLITS)}")
+        return self._sizes[split][: self.n]
+
+    def columns(self, part: str) -> Tensor:
+        """The columns of a part of the model, by the name of its parameters: "head" is the last layer."""
+        self.d  # noqa: B018  (raises for mixed architectures)
+        return self._layouts[0].columns(part)
+
+    def initial(self, shared: bool = True) -> Tensor:
+        """The initial models, n×d: the same for everyone, or one per client drawn with its key."""
+        self.d  # noqa: B018
+        return self._initial(range(self.n), shared).to(self.device)
+
+    def _initial(self, clients: Iterable[int], shared: bool) -> Tensor:
+        """Initial rows of clients of one architecture, on the host. A user's own module keeps its weights if shared."""
+        clients = list(clients)
+        made: dict[Any, Tensor] = {}
+        for c in clients:
+            a = int(self._architecture[c])
+            own = self.population.seeds[c] if self.population.seeds else None
+            seed = self.seed if own is None else own
+            mark = (a, seed) if shared else c
+            if mark in made:
+                continue
+            key = draws.fold_int(draws.name("initial"), seed, a) if shared else self._client_keys[c]
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(key & ((1 << 63) - 1))
+                module = self.population.make(a)
+                if not shared and isinstance(self.population.architectures[a], torch.nn.Module):
+                    for part in module.modules():
+                        if callable(reset := getattr(part, "reset_parameters", None)):
+                            reset()
+            made[mark] = self._layouts[a].row(module).to(self.dtype)
+        if shared and len(made) == 1:
+            return next(iter(made.values())).expand(len(clients), -1)
+        seeds = self.population.seeds
+        return torch.stack(
+            [made[(int(self._architecture[c]), self.seed if not seeds or seeds[c] is None else seeds[c])]
+             if shared else made[c] for c in clients]
+        )  # fmt: skip
+
+    def uniform(self, tag: str, *clients: Tensor) -> Tensor:
+        """A number in [0, 1) for each client, or for each tuple of clients in any order, this round: float64, host."""
+        ids = torch.stack([self._ids[torch.as_tensor(c)] for c in clients]).sort(dim=0).values
+        key: Tensor = torch.tensor(draws.fold_int(draws.name(tag), self.seed, self.t))
+        for row in ids:
+            key = draws.fold(key ^ row, 0)
+        return draws.unit(key)
+
+    def generator(self, tag: str) -> torch.Generator:
+        """A host generator for what an algorithm draws as a whole this round."""
+        return draws.generator(draws.fold_int(draws.name(tag), self.seed, self.t))
+
+    # ---- rounds and versions -----------------------------------------------------------------------------------------
+
+    def begin(self, t: int) -> None:
+        """Open round t. Opening the round that is already open takes every client back to its version before it."""
+        if self._before is not None and t == self._before[0]:
+            self._restore(dict(self._before[1]))
+            self.ledger = self._before[2].copy()
+        elif self._before is not None and t < self._before[0]:
+            raise AskError(f"round {t} is over: clients keep their version before round {self._before[0]} only")
+        else:
+            self._before = (t, dict(self._kept()), self.ledger.copy())
+        self.t, self._place, self.phases = t, 0, 0
+        self.present = torch.ones(self.n, dtype=torch.bool)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything the clients remember, and the ledger: what a checkpoint holds."""
+        return dict(self._kept()) | {f"ledger/{k}": v for k, v in self.ledger.state().items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave; the next `begin` opens any round."""
+        self.ledger.load({k.partition("/")[2]: v for k, v in state.items() if k.startswith("ledger/")})
+        self._restore({k: v for k, v in state.items() if not k.startswith("ledger/")})
+        self._before = None
+
+    @abstractmethod
+    def _kept(self) -> dict[str, Tensor]:
+        """What clients remember now, by name. Tensors in it are never changed in place."""
+
+    @abstractmethod
+    def _restore(self, kept: dict[str, Tensor]) -> None:
+        """Go back to what `_kept` gave."""
+
+    # ---- asking ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def ask(self, ask: Ask, /) -> Answer: ...
+    @overload
+    def ask(self, *asks: Ask) -> tuple[Answer, ...]: ...
+    def ask(self, *asks: Ask) -> Answer | tuple[Answer, ...]:
+        """One phase: the asks are answered in order, and a later one sees what an earlier one did to Own models.
+
+        One ask gives one answer, several a tuple.
+        """
+        self.phases += 1
+        answers = []
+        for ask in asks:
+            answers.append(self._one(ask, self._place, metered=True))
+            self._place += 1
+        return answers[0] if len(answers) == 1 else tuple(answers)
+
+    def watch(self, ask: Ask) -> Answer:
+        """Ask as an observer: nothing is counted, nobody is absent, and no later draw depends on it."""
+        present, self.present = self.present, torch.ones(self.n, dtype=torch.bool)
+        try:
+            return self._one(ask, -1, metered=False)
+        finally:
+            self.present = present
+
+    def _one(self, ask: Ask, place: int, *, metered: bool) -> Answer:
+        self._check(ask)
+        here = ask.clients >= self.n
+        here = here | self.present[ask.clients.clamp(max=self.n - 1)]
+        if bool(here.all()):
+            answer = self._answer(ask, place)
+            charged = ask
+        else:
+            pairs = here.nonzero().flatten()
+            charged = ask.take(pairs)
+            answer = self._spread(ask, self._answer(charged, place), pairs)
+        if metered:
+            self._charge(charged, answer)
+        return answer
+
+    def _answer(self, ask: Ask, place: int) -> Answer:
+        match ask:
+            case Gradient():
+                return self._gradient(ask, place)
+            case Loss():
+                return self._loss(ask, place)
+            case Fit():
+                return self._fit(ask, place)
+            case Predict():
+                return self._predict(ask)
+            case Evaluate():
+                return self._evaluate(ask)
+        raise AskError(f"{type(ask).__name__} is not a question a fleet can be asked")
+
+    @abstractmethod
+    def _gradient(self, ask: Gradient, place: int) -> Answer: ...
+    @abstractmethod
+    def _loss(self, ask: Loss, place: int) -> Answer: ...
+    @abstractmethod
+    def _fit(self, ask: Fit, place: int) -> Answer: ...
+    @abstractmethod
+    def _predict(self, ask: Predict) -> Answer: ...
+    @abstractmethod
+    def _evaluate(self, ask: Evaluate) -> Answer: ...
+
+    def _spread(self, ask: Ask, part: Answer, pairs: Tensor) -> Answer:
+        """Answers of the pairs that were asked, among zeros and the reason `absent` for the others."""
+        where = pairs.to(self.device)
+
+        def full(values: Tensor) -> Tensor:
+            if values.shape[:1] != (len(pairs),):
+                return values
+            out = torch.zeros(ask.m, *values.shape[1:], dtype=values.dtype, device=values.device)
+            out[where.to(values.device)] = values
+            return out
+
+        reason = torch.full((ask.m,), ABSENT, dtype=torch.int8, device=part.reason.device)
+        reason[where.to(reason.device)] = part.reason
+        return Answer(
+            reason=reason,
+            rows=full(part.rows) if part.rows.ndim == 2 else part.rows,
+            sums=part.sums,
+            weight=part.weight,
+            gram=part.gram,
+            loss=full(part.loss) if part.loss.ndim == 1 and len(part.loss) else part.loss,
+            outputs=full(part.outputs) if part.outputs.ndim > 1 else part.outputs,
+            metrics={name: full(value) for name, value in part.metrics.items()},
+        )
+
+    # ---- refusing what makes no sense --------------------------------------------------------------------------------
+
+    def _check(self, ask: Ask) -> None:
+        if ask.m == 0:
+            return
+        low, high = int(ask.clients.min()), int(ask.clients.max())
+        if low < 0 or high >= len(self.population.keys):
+            raise AskError(f"there are clients 0 to {self.n - 1}, not {low if low < 0 else high}")
+        if isinstance(ask.models, Tensor):
+            width = ask.models.shape[1]
+            wrong = (self._widths[ask.clients] != width).nonzero()
+            if len(wrong):
+                c = int(ask.clients[int(wrong[0])])
+                raise ModelError(
+                    f"rows are {width} wide, but the model of client {self.population.keys[c]!r} "
+                    f"has {int(self._widths[c])} parameters"
+                )
+            if ask.models.device.type != self.device.type:
+                raise AskError(f"the rows are on {ask.models.device}, the fleet on {self.device}")
+            if ask.models.dtype != self.dtype:
+                raise AskError(f"the rows are {ask.models.dtype}, the fleet computes in {self.dtype}")
+        tracked = isinstance(ask, (Gradient, Fit)) and (ask.track or (isinstance(ask, Fit) and ask.keep is not None))
+        if tracked and len(set(ask.clients.tolist())) != ask.m:
+            raise AskError(
+                "a client can be tracked once in an ask: say track=False where it answers for several models"
+            )
+        split = getattr(ask, "split", None)
+        if split is not None and split not in SPLITS:
+            raise AskError(f"no split {split!r}: there are {', '.join(SPLITS)}")
+        if split is not None and not isinstance(ask, Evaluate):
+            empty = (self._sizes[split][ask.clients] == 0).nonzero()
+            if len(empty):
+                c = int(ask.clients[int(empty[0])])
+                raise AskError(f"client {self.population.keys[c]!r} has no {split} data to answer with")
+        inputs = ask.inputs if isinstance(ask, Predict) else None
+        if isinstance(ask, Fit):
+            inputs = ask.distil.inputs if ask.distil is not None else None
+            for name in ("pull", "drift"):
+                rider = getattr(ask, name)
+                if rider is not None and rider.at is None and rider.rows.ndim == 2 and len(rider.rows) != ask.m:
+                    raise AskError(f"{name} has {len(rider.rows)} rows for {ask.m} pairs: say with `at` which is whose")
+        if inputs is not None and inputs not in self.population.public:
+            known = ", ".join(self.population.public) or "none"
+            raise AskError(f"no public inputs called {inputs!r}: there are {known}")
+        if isinstance(ask, Evaluate) and ask.metrics is not None:
+            for name in ask.metrics:
+                if name not in self.task.metrics:
+                    raise AskError(f"no metric {name!r} in {self.task.name}: there are {', '.join(self.task.metrics)}")
+
+    # ---- counting ----------------------------------------------------------------------------------------------------
+
+    def _charge(self, ask: Ask, answer: Answer) -> None:
+        """What this ask moved. `sent` goes pair by pair, a row that a client already got in this ask only once."""
+        real = (ask.clients < self.n).nonzero().flatten()
+        if len(real) < ask.m:
+            if not len(real):
+                return
+            ask = ask.take(real)
+        m, clients = ask.m, ask.clients.numpy()
+        widths = self._widths[ask.clients].numpy()
+        down = np.zeros(m, dtype=np.int64)
+        once = 0
+        if isinstance(ask.models, Tensor):
+            first, distinct = _distinct(ask.at, clients, m)
+            down += widths * first
+            once += distinct * int(ask.models.shape[1])
+        up = np.zeros(m, dtype=np.int64)
+        match ask:
+            case Gradient():
+                if ask.give == "sum":
+                    first, _ = _distinct(ask.into, clients, m)
+                    up += widths * first
+                else:
+                    up += widths if ask.sketch is None else ask.sketch
+            case Loss():
+                up += 1
+            case Fit():
+                if ask.give != "nothing":
+                    up += widths if ask.columns is None else len(ask.columns)
+                for rider in (ask.pull, ask.drift):
+                    if rider is not None and not (
+                        isinstance(rider, Pull) and rider.rows is ask.models and rider.at is ask.at
+                    ):
+                        down += widths
+                        once += _rider_rows(rider) * int(rider.rows.shape[-1])
+                if ask.distil is not None:
+                    each = int(ask.distil.targets[0].numel())
+                    q = len(ask.distil.targets) if ask.distil.at is None else ask.distil.at.reshape(m, -1).shape[1]
+                    down += q * each
+                    at = ask.distil.at
+                    once += each * (len(ask.distil.targets) if at is None else len(set(at.flatten().tolist())))
+            case Predict():
+                up += answer.outputs[0].numel()
+            case Evaluate():
+                up += len(ask.metrics or self.task.metrics)
+        self.ledger.charge(ask.kind, clients, up, down, once, self.dtype.itemsize)
+
+
+def _rider_rows(rider: Pull | Drift) -> int:
+    if rider.rows.ndim == 1:
+        return 1
+    return len(rider.rows) if rider.at is None else len(set(torch.as_tensor(rider.at).flatten().tolist()))
+
+
+def _distinct(rows: Tensor | None, clients: np.ndarray[Any, Any], m: int) -> tuple[np.ndarray[Any, Any], int]:
+    """Which pairs are the first of their (client, row), and how many distinct rows there are in all."""
+    if rows is None:
+        return np.ones(m, dtype=np.int64), m
+    at = rows.numpy().reshape(m, -1)
+    _, inverse = np.unique(at, axis=0, return_inverse=True) if at.shape[1] > 1 else np.unique(at, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    distinct = int(inverse.max()) + 1 if m else 0
+    _, places = np.unique(clients * distinct + inverse, return_index=True)
+    first = np.zeros(m, dtype=np.int64)
+    first[places] = 1
+    return first, distinct

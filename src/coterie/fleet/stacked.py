@@ -1,0 +1,855 @@
+"""All clients of one architecture as one batched computation, on the CPU or one GPU.
+
+Rows are unflattened as views outside `vmap`; `vmap` runs over (row, batch). Clients hold indices into one store of
+samples on the device, so ragged data costs nothing. Pairs are answered in chunks that fit in memory. Populations of
+several architectures are several stacks, answered one after the other in the same phase.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from coterie import draws
+from coterie.asks import NONFINITE, OK, Answer, Ask, Distil, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
+from coterie.data.population import SPLITS, Population
+from coterie.errors import DeviceError, ModelError
+from coterie.fleet.base import RECALIBRATION, RING, Fleet
+from coterie.fleet.layout import KeyedDropout, Layout
+from coterie.fleet.optimiser import RowOptimiser
+from coterie.fleet.reduce import Sink, finite, zeroed
+from coterie.tasks import logits_of
+
+Rows = dict[str, Tensor]  # parameter or buffer name → stacked tensors
+
+
+@dataclass
+class _Stack:
+    """The clients of one architecture."""
+
+    number: int
+    clients: Tensor  # their numbers
+    local: Tensor  # client number → place in this stack, −1 elsewhere
+    layout: Layout
+    module: nn.Module
+    fresh: Rows  # buffers of a new module, without dropout keys
+    keys: tuple[str, ...]  # names of the dropout keys
+    held: dict[str, Tensor]  # split → clients × longest, the samples each holds
+    sizes: dict[str, Tensor]  # split → how many
+    streams: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (split, block) → clients × longest·RING
+
+
+class StackedFleet(Fleet):
+    """The simulator. `compile` defaults to True on a GPU; `chunk` (rows at once) to what fits in memory."""
+
+    def __init__(
+        self,
+        population: Population,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
+        compile: bool | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        device = torch.device(device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise DeviceError("CUDA was asked for, but torch sees no CUDA device here: use --device cpu")
+        super().__init__(population, seed=seed, device=device, dtype=dtype)
+        self.autocast = autocast
+        self.compile = device.type == "cuda" if compile is None else compile
+        self.chunk = chunk
+        self._inputs = _store(population.inputs, device, dtype)
+        self._targets = _store(population.targets, device, dtype)
+        self._relabel = None if population.relabel is None else population.relabel.to(device)
+        self._ids_there = self._ids.to(device)
+        self._public = {name: _store(x, device, dtype) for name, x in population.public.items()}
+        self._stacks = [self._build(a) for a in range(len(self._modules))]
+        self._memory: Rows = {}  # what clients remember, by name; never changed in place
+        self._steps: dict[Any, Callable[..., Any]] = {}
+
+    def _build(self, a: int) -> _Stack:
+        clients = (self._architecture == a).nonzero().flatten()
+        local = torch.full((len(self.population.keys),), -1)
+        local[clients] = torch.arange(len(clients))
+        module = self._modules[a].to(self.device)
+        keys = tuple(f"{n}.key" if n else "key" for n, m in module.named_modules() if isinstance(m, KeyedDropout))
+        held, sizes = {}, {}
+        for split in SPLITS:
+            rows = [self.population.index[split][int(c)] for c in clients]
+            sizes[split] = torch.tensor([len(r) for r in rows])
+            longest = max(1, int(sizes[split].max()))
+            table = torch.zeros(len(rows), longest, dtype=torch.long)
+            for i, r in enumerate(rows):
+                table[i, : len(r)] = r
+            held[split] = table.to(self.device)
+        fresh = {n: b.detach().clone() for n, b in module.named_buffers() if n not in keys}
+        return _Stack(a, clients, local, self._layouts[a], module, fresh, keys, held, sizes)
+
+    # ---- what clients remember ---------------------------------------------------------------------------------------
+
+    def _kept(self) -> Rows:
+        return self._memory
+
+    def _restore(self, kept: Rows) -> None:
+        self._memory = {name: value if _on_host(name) else value.to(self.device) for name, value in kept.items()}
+
+    def _write(self, name: str, local: Tensor, value: Tensor, good: Tensor | None, old: Callable[[], Tensor]) -> None:
+        """Remember `value` for some clients of a stack, where `good`; what is remembered is never changed in place."""
+        before = self._memory.get(name)
+        if before is None:
+            before = old()
+        whole = len(local) == len(before) and bool((local == torch.arange(len(before))).all())
+        where = None if whole else local.to(before.device)
+        if good is not None:
+            mask = good.to(before.device).view(-1, *[1] * (value.ndim - 1))
+            value = torch.where(mask, value, before if where is None else before[where])
+        if where is None:
+            self._memory[name] = value
+        else:
+            self._memory[name] = before.index_copy(0, where, value.to(before.dtype))
+
+    def _own(self, stack: _Stack, own: Own) -> Tensor:
+        kept = self._memory.get(f"{stack.number}/own/{own.slot}")
+        if kept is None:
+            return self._initial(stack.clients.tolist(), own.shared).to(self.device)
+        return kept
+
+    def _buffers(self, stack: _Stack, memory: str, local: Tensor) -> Rows:
+        rows = {}
+        where = local.to(self.device)
+        for name, value in stack.fresh.items():
+            kept = self._memory.get(f"{stack.number}/buffers/{memory}/{name}")
+            rows[name] = value.expand(len(local), *value.shape) if kept is None else kept[where]
+        return rows
+
+    def _keep_buffers(self, stack: _Stack, memory: str, local: Tensor, buffers: Rows, good: Tensor) -> None:
+        n = len(stack.clients)
+        for name, value in buffers.items():
+            fresh = stack.fresh[name]
+            start = partial(fresh.expand, n, *fresh.shape)
+            self._write(f"{stack.number}/buffers/{memory}/{name}", local, value, good, start)
+
+    def _positions(self, stack: _Stack, memory: str, split: str, local: Tensor) -> Tensor:
+        kept = self._memory.get(f"{stack.number}/place/{memory}/{split}")
+        return torch.zeros(len(local), dtype=torch.long) if kept is None else kept[local]
+
+    def _move_on(self, stack: _Stack, memory: str, split: str, local: Tensor, by: Tensor, good: Tensor) -> None:
+        name = f"{stack.number}/place/{memory}/{split}"
+        after = self._positions(stack, memory, split, local) + by
+        self._write(name, local, after, good.cpu(), lambda: torch.zeros(len(stack.clients), dtype=torch.long))
+
+    # ---- samples -----------------------------------------------------------------------------------------------------
+
+    def _stream_table(self, stack: _Stack, split: str, block: int) -> Tensor:
+        """RING permutations of every client's samples, one after the other: clients × (longest · RING)."""
+        mark = (split, block)
+        if mark not in stack.streams:
+            old = [m for m in stack.streams if m[0] == split and m[1] not in (0, block - 1)]
+            for m in old:
+                del stack.streams[m]
+            sizes, table = self._holdings(stack, split)
+            there = sizes.to(self.device)
+            longest = table.shape[1]
+            keys = self._ids_there[stack.clients.to(self.device)]
+            for counter in (draws.name("permutation"), draws.name(split)):
+                keys = draws.fold(keys, counter)
+            epochs = torch.arange(block * RING, (block + 1) * RING, device=self.device)
+            sample = torch.arange(longest, device=self.device)
+            marks = draws.fold(draws.fold(keys[:, None], epochs)[..., None], sample)  # clients × RING × longest
+            marks = marks.masked_fill((sample >= there[:, None])[:, None], torch.iinfo(torch.long).max)
+            order = marks.argsort(dim=-1, stable=True)
+            place = torch.arange(longest * RING, device=self.device)
+            size = there[:, None].clamp(min=1)
+            epoch = (place // size).clamp(max=RING - 1)
+            within = place % size
+            chosen = order.view(len(sizes), -1).gather(1, epoch * longest + within)
+            stack.streams[mark] = table.gather(1, chosen)
+        return stack.streams[mark]
+
+    def _holdings(self, stack: _Stack, split: str) -> tuple[Tensor, Tensor]:
+        if split in stack.held:
+            return stack.sizes[split], stack.held[split]
+        count = len(self._public[split.removeprefix("public/")])
+        n = len(stack.clients)
+        return torch.full((n,), count), torch.arange(count, device=self.device).expand(n, -1)
+
+    def _fresh_starts(self, stack: _Stack, split: str, local: Tensor, place: int, draw: Tensor | None) -> Tensor:
+        key = self._ids[stack.clients[local]]
+        for counter in (draws.name("fresh"), draws.name(split), self.t, place):
+            key = draws.fold(key, counter)
+        key = draws.fold(key, 0 if draw is None else draw)
+        return (key & ((1 << 62) - 1)) % (self._holdings(stack, split)[0][local] * RING)
+
+    def _samples(self, stack: _Stack, split: str, local: Tensor, starts: Tensor, count: int, ring: bool) -> Tensor:
+        """`count` samples of each client's stream from its start on: m×count numbers of samples on the device."""
+        sizes = self._holdings(stack, split)[0][local]
+        lap = sizes * RING
+        where = local.to(self.device)
+        starts_there, lap_there = starts.to(self.device), lap.to(self.device)
+        place = starts_there[:, None] + torch.arange(count, device=self.device)
+        within = place % lap_there[:, None]
+        if ring:
+            return self._stream_table(stack, split, 0)[where[:, None], within]
+        blocks = range(int((starts // lap).min()), int(((starts + count - 1) // lap).max()) + 1)
+        chosen = self._stream_table(stack, split, blocks[0])[where[:, None], within]
+        for block in blocks[1:]:
+            other = self._stream_table(stack, split, block)[where[:, None], within]
+            chosen = torch.where(place // lap_there[:, None] == block, other, chosen)
+        return chosen
+
+    def _sample_keys(self, stack: _Stack, local: Tensor, place: int, draw: Tensor | None) -> Tensor | None:
+        """One key per pair, to be folded with the sample's place in the ask."""
+        return self._row_keys(stack, local, place, draw, "augment") if self.population.transform is not None else None
+
+    def _row_keys(self, stack: _Stack, local: Tensor, place: int, draw: Tensor | None, tag: str) -> Tensor:
+        key = self._ids[stack.clients[local]]
+        for counter in (draws.name(tag), self.t, place):
+            key = draws.fold(key, counter)
+        return draws.fold(key, 0 if draw is None else draw).to(self.device)
+
+    def _fetch(self, samples: Tensor, clients: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of m×B samples as their clients see them."""
+        x = self._inputs[samples]
+        if self.population.transform is not None:
+            x = self.population.transform(x, keys)
+        y = self._targets[samples]
+        if self._relabel is not None and clients is not None:
+            y = self._relabel[clients[:, None], y]
+        return (x.to(self.dtype) if x.is_floating_point() else x), y
+
+    # ---- rows --------------------------------------------------------------------------------------------------------
+
+    def _rows(self, stack: _Stack, ask: Ask, pairs: Tensor) -> Tensor:
+        """The models that some pairs mean, as rows; a view where the pairs are a run of rows, midpoints made here."""
+        if isinstance(ask.models, Own):
+            return _run(self._own(stack, ask.models), stack.local[ask.clients[pairs]])
+        at = pairs if ask.at is None else ask.at[pairs]
+        if at.ndim == 1:
+            return _run(ask.models, at)
+        at = at.to(self.device)
+        total = ask.models[at[:, 0]]
+        for column in at.T[1:]:
+            total += ask.models[column]
+        return total.div_(at.shape[1])
+
+    def _by_stack(self, ask: Ask) -> Iterator[tuple[_Stack, Tensor]]:
+        """The pairs of each architecture."""
+        if len(self._stacks) == 1:
+            yield self._stacks[0], torch.arange(ask.m)
+            return
+        which = self._architecture[ask.clients]
+        for stack in self._stacks:
+            pairs = (which == stack.number).nonzero().flatten()
+            if len(pairs):
+                yield stack, pairs
+
+    def _rows_at_once(self, stack: _Stack, samples: int) -> int:
+        """How many rows fit: parameters, gradients, moments, and what a batch leaves behind for the backward pass."""
+        if self.chunk is not None:
+            return self.chunk
+        bytes_each = self.dtype.itemsize * (6 * stack.layout.d + samples * self._footprint(stack))
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.device)[0] * 0.7
+        else:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.25
+        return max(1, int(free // max(1, bytes_each)))
+
+    def _footprint(self, stack: _Stack) -> int:
+        """Numbers one sample leaves behind in a forward pass, counted once by hooks."""
+        found = self._steps.get(("footprint", stack.number))
+        if found is None:
+            total = [int(self._inputs[0].numel())]
+            hooks = [
+                m.register_forward_hook(lambda _m, _i, out: total.append(2 * logits_of(out).numel()))
+                for m in stack.module.modules()
+                if not list(m.children())
+            ]
+            try:
+                first = next(int(r[0]) for split in SPLITS for r in self.population.index[split] if len(r))
+                with torch.no_grad():
+                    x, _ = self._fetch(torch.tensor([[first]], device=self.device), None, None)
+                    stack.module.eval()(x[0])
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            size = sum(total)
+            found = self._steps["footprint", stack.number] = lambda: size
+        return int(found())
+
+    def _chunks(self, stack: _Stack, pairs: Tensor, samples: int) -> Sequence[Tensor]:
+        return list(pairs.split(self._rows_at_once(stack, samples)))
+
+    # ---- one forward pass, and its gradient --------------------------------------------------------------------------
+
+    def _value(self, stack: _Stack, train: bool) -> Callable[..., tuple[Tensor, Rows]]:
+        """(parameters, buffers, dropout key, x, y, weights) of one row → loss, buffers afterwards."""
+
+        def value(
+            parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, y: Tensor, w: Tensor | None
+        ) -> tuple[Tensor, Rows]:
+            after = {name: b.clone() for name, b in buffers.items()}
+            state = {**parameters, **after}
+            if key is not None:
+                state.update(dict.fromkeys(stack.keys, key))
+            each = self.task.loss(logits_of(functional_call(stack.module, state, (x,))), y)
+            return (each.mean() if w is None else (each * w).sum()), after
+
+        return value
+
+    def _batched(self, stack: _Stack, train: bool, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """vmap over rows, with the module in train or eval mode."""
+
+        def call(*args: Any) -> Any:
+            stack.module.train(train)
+            try:
+                with torch.autocast(
+                    self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None
+                ):
+                    return vmap(fn, in_dims=tuple(_axes(a) for a in args))(*args)
+            except RuntimeError as error:
+                name, line = type(stack.module).__name__, str(error).splitlines()[0]
+                if "randomness" in line:
+                    raise ModelError(
+                        f"{name} draws random numbers outside nn.Dropout, which cannot be keyed in a stack: "
+                        "use nn.Dropout modules, or LoopFleet"
+                    ) from error
+                if "vmap" in str(error) or "data-dependent" in str(error):
+                    raise ModelError(f"{name} cannot run under vmap ({line}): use LoopFleet") from error
+                raise
+
+        return call
+
+    # ---- Gradient ----------------------------------------------------------------------------------------------------
+
+    def _gradient(self, ask: Gradient, place: int) -> Answer:
+        width = int(self._widths[ask.clients[0]]) if ask.m else 0
+        sink = Sink(ask, width, self.dtype, self.device, draws.fold_int(draws.name("sketch"), self.seed, self.t, place))
+        reason = torch.zeros(ask.m, dtype=torch.int8, device=self.device)
+        losses = torch.zeros(ask.m, dtype=self.dtype, device=self.device)
+        for stack, pairs in self._by_stack(ask):
+            local = stack.local[ask.clients[pairs]]
+            for part, samples, weights in self._gradient_batches(stack, ask, pairs, place):
+                clients = ask.clients[part]
+                here = stack.local[clients]
+                draw = None if ask.draw is None else ask.draw[part]
+                buffers = self._buffers(stack, ask.memory, here)
+                rows = self._rows(stack, ask, part)
+                keys = self._row_keys(stack, here, place, draw, "dropout") if stack.keys else None
+                if keys is not None:
+                    keys = draws.fold(keys, 0)
+                shade = self._sample_keys(stack, here, place, draw)
+                gradient = self._gradient_step(stack, weights is not None)
+                grads, loss, after = gradient(rows, buffers, keys, samples, clients.to(self.device), shade, weights)
+                good = finite(grads) & torch.isfinite(loss)
+                code = torch.where(good, OK, NONFINITE).to(torch.int8)
+                if len(part) == ask.m:
+                    reason, losses = code, torch.where(good, loss, 0).to(self.dtype)
+                else:
+                    there = part.to(self.device)
+                    reason[there] = code
+                    losses[there] = torch.where(good, loss, 0).to(self.dtype)
+                sink.take(part, grads, good)
+                if ask.track:
+                    self._keep_buffers(stack, ask.memory, here, after, good)
+            if ask.track and ask.sampling == "epoch" and ask.batch is not None:
+                by = torch.full((len(local),), ask.batch)
+                self._move_on(stack, ask.memory, ask.split, local, by, (reason[pairs.to(self.device)] == OK))
+        return sink.answer(reason, losses)
+
+    def _gradient_batches(
+        self, stack: _Stack, ask: Gradient | Loss, pairs: Tensor, place: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Chunks of pairs with their samples, and weights where clients of different sizes give their whole split."""
+        if isinstance(ask, Gradient) and ask.group is not None:
+            pairs = pairs[torch.argsort(ask.group[pairs], stable=True)]
+        if ask.batch is None:
+            yield from self._whole_splits(stack, ask, pairs)
+            return
+        for part in self._chunks(stack, pairs, ask.batch):
+            local = stack.local[ask.clients[part]]
+            fresh = ask.sampling == "fresh"
+            if fresh:
+                draw = None if ask.draw is None else ask.draw[part]
+                starts = self._fresh_starts(stack, ask.split, local, place, draw)
+            else:
+                starts = self._positions(stack, ask.memory, ask.split, local)
+            yield part, self._samples(stack, ask.split, local, starts, ask.batch, fresh), None
+
+    def _whole_splits(
+        self, stack: _Stack, ask: Gradient | Loss, pairs: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
+        separate = bool(stack.fresh) and isinstance(ask, Gradient)  # batch statistics must not see padding
+        kinds = [pairs[sizes == size] for size in sizes.unique()] if separate else [pairs]
+        for kind in kinds:
+            for part in self._chunks(stack, kind, int(sizes.max())):
+                yield part, *self._whole(stack, ask.split, stack.local[ask.clients[part]])
+
+    def _whole(self, stack: _Stack, split: str, local: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Whole splits, padded to the longest, with weights 1/n where they differ in length."""
+        sizes = stack.sizes[split][local]
+        longest = int(sizes.max())
+        samples = stack.held[split][local.to(self.device), :longest]
+        if bool((sizes == longest).all()):
+            return samples, None
+        there = sizes.to(self.device)[:, None]
+        real = torch.arange(longest, device=self.device) < there
+        samples = torch.where(real, samples, samples[:, :1])
+        return samples, real.to(self.dtype) / there
+
+    def _gradient_step(self, stack: _Stack, weighted: bool) -> Callable[..., tuple[Tensor, Tensor, Rows]]:
+        mark = ("gradient", stack.number, weighted)
+        if mark not in self._steps:
+            one = self._batched(stack, True, grad_and_value(self._value(stack, True), has_aux=True))
+
+            def step(rows: Tensor, buffers: Rows, keys: Tensor | None, samples: Tensor, clients: Tensor,
+                     shade: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor, Rows]:  # fmt: skip
+                x, y = self._fetch(samples, clients, _shades(shade, 0, samples.shape[1]))
+                grads, (loss, after) = one(stack.layout.views(rows), buffers, keys, x, y, weights)
+                return stack.layout.flatten(grads), loss, after
+
+            self._steps[mark] = self._maybe_compiled(step)
+        return self._steps[mark]
+
+    def _maybe_compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.compile:
+            return step
+        return _Bucketed(torch.compile(step, fullgraph=True, dynamic=False))
+
+    # ---- Loss, Predict, Evaluate -------------------------------------------------------------------------------------
+
+    def _loss(self, ask: Loss, place: int) -> Answer:
+        losses = torch.zeros(ask.m, dtype=self.dtype, device=self.device)
+        for stack, pairs in self._by_stack(ask):
+            one = self._batched(stack, False, self._value(stack, False))
+            with torch.no_grad():
+                for part, samples, weights in self._gradient_batches(stack, ask, pairs, place):
+                    local = stack.local[ask.clients[part]]
+                    rows = self._rows(stack, ask, part)
+                    draw = None if ask.draw is None else ask.draw[part]
+                    shade = _shades(self._sample_keys(stack, local, place, draw), 0, samples.shape[1])
+                    x, y = self._fetch(samples, ask.clients[part].to(self.device), shade)
+                    buffers = self._policy_buffers(stack, ask, local, rows)
+                    loss, _ = one(stack.layout.views(rows), buffers, None, x, y, weights)
+                    losses[part.to(self.device)] = loss.to(self.dtype)
+        good = torch.isfinite(losses)
+        if ask.track and ask.sampling == "epoch" and ask.batch is not None:
+            for stack, pairs in self._by_stack(ask):
+                by = torch.full((len(pairs),), ask.batch)
+                self._move_on(
+                    stack, ask.memory, ask.split, stack.local[ask.clients[pairs]], by, good[pairs.to(self.device)]
+                )
+        return Answer(torch.where(good, OK, NONFINITE).to(torch.int8), loss=torch.where(good, losses, 0))
+
+    def _policy_buffers(self, stack: _Stack, ask: Loss | Predict | Evaluate, local: Tensor, rows: Tensor) -> Rows:
+        mine = self._buffers(stack, ask.memory, local)
+        if ask.buffers == "personal" or not mine:
+            return mine
+        if ask.buffers == "averaged":
+            taking_part = stack.local[stack.clients[stack.clients < self.n]]
+            everyone = self._buffers(stack, ask.memory, taking_part)
+            return {k: v.double().mean(0).to(v.dtype).expand(len(local), *v.shape[1:]) for k, v in everyone.items()}
+        return self._recalibrated(stack, local, rows)
+
+    def _recalibrated(self, stack: _Stack, local: Tensor, rows: Tensor) -> Rows:
+        """Buffers after one pass over each client's training data, every batch weighing the same."""
+        norms = [m for m in stack.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        quiet = [m for m in stack.module.modules() if isinstance(m, KeyedDropout)]
+        before = [(m, m.momentum) for m in norms]
+        result = {k: v.expand(len(local), *v.shape).clone() for k, v in stack.fresh.items()}
+        sizes = stack.sizes["train"][local]
+        parameters = stack.layout.views(rows)
+        drops = [m.p for m in quiet]
+
+        def run(p: Rows, b: Rows, x: Tensor) -> Rows:
+            after = {name: value.clone() for name, value in b.items()}
+            functional_call(stack.module, {**p, **after}, (x,))
+            return after
+
+        try:
+            for layer in quiet:
+                layer.p = 0.0
+            one = self._batched(stack, True, run)
+            for size in sizes.unique().tolist():
+                these = (sizes == size).nonzero().flatten()
+                there = these.to(self.device)
+                batch = min(RECALIBRATION, size)
+                buffers = {k: v[there] for k, v in result.items()}
+                part = {k: v[there] for k, v in parameters.items()}
+                for number, start in enumerate(range(0, size - batch + 1, batch)):
+                    for m in norms:  # momentum 1/(number + 1) is the plain mean over batches
+                        m.momentum = 1.0 / (number + 1)
+                    samples = stack.held["train"][local[these].to(self.device), start : start + batch]
+                    with torch.no_grad():
+                        buffers = one(part, buffers, self._fetch(samples, None, None)[0])
+                for k, v in buffers.items():
+                    result[k][there] = v
+            return result
+        finally:
+            for m, momentum in before:
+                m.momentum = momentum
+            for layer, p in zip(quiet, drops, strict=True):
+                layer.p = p
+
+    def _forward(self, stack: _Stack) -> Callable[..., Tensor]:
+        def forward(parameters: Rows, buffers: Rows, x: Tensor) -> Tensor:
+            return logits_of(functional_call(stack.module, {**parameters, **buffers}, (x,)))
+
+        return self._batched(stack, False, forward)
+
+    def _predict(self, ask: Predict) -> Answer:
+        x = self._public_inputs(ask.inputs)
+        parts: list[tuple[Tensor, Tensor]] = []
+        for stack, pairs in self._by_stack(ask):
+            block = 256
+            for part in self._chunks(stack, pairs, block):
+                rows = self._rows(stack, ask, part)
+                local = stack.local[ask.clients[part]]
+                buffers = self._policy_buffers(stack, ask, local, rows)
+                parts.append((part, self._outputs(stack, rows, buffers, x, block)))
+        if not parts:
+            return Answer(torch.zeros(0, dtype=torch.int8, device=self.device))
+        shapes = {tuple(out.shape[1:]) for _, out in parts}
+        if len(shapes) > 1:
+            raise ModelError(
+                f"the clients' models give outputs of different shapes on {ask.inputs!r}: {sorted(shapes)}"
+            )
+        outputs = torch.empty(ask.m, *parts[0][1].shape[1:], dtype=parts[0][1].dtype, device=self.device)
+        for part, out in parts:
+            outputs[part.to(self.device)] = out
+        good = finite(outputs.flatten(1))
+        return Answer(torch.where(good, OK, NONFINITE).to(torch.int8), outputs=zeroed(outputs, good))
+
+    def _public_inputs(self, name: str) -> Tensor:
+        x = self._public[name]
+        if self.population.transform is not None:
+            x = self.population.transform(x, None)
+        return x.to(self.dtype) if x.is_floating_point() else x
+
+    def _outputs(self, stack: _Stack, rows: Tensor, buffers: Rows, x: Tensor, block: int) -> Tensor:
+        forward = self._forward(stack)
+        parameters = stack.layout.views(rows)
+        with torch.no_grad():
+            blocks = [forward(parameters, buffers, b.expand(len(rows), *b.shape)) for b in x.split(block)]
+        return torch.cat(blocks, 1)
+
+    def _evaluate(self, ask: Evaluate) -> Answer:
+        names = ask.metrics or self.task.metrics
+        values = {name: torch.full((ask.m,), torch.nan, dtype=torch.float64, device=self.device) for name in names}
+        for stack, pairs in self._by_stack(ask):
+            forward = self._forward(stack)
+            sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
+            pairs = pairs[torch.argsort(sizes, stable=True)]  # equal sizes together: little padding
+            block = 64
+            for part in pairs.split(min(len(pairs), self._rows_at_once(stack, block))):
+                local = stack.local[ask.clients[part]]
+                mine = stack.sizes[ask.split][local]
+                longest = int(mine.max())
+                if not longest:
+                    continue
+                rows = self._rows(stack, ask, part)
+                buffers = self._policy_buffers(stack, ask, local, rows)
+                parameters = stack.layout.views(rows)
+                there = local.to(self.device)
+                clients = ask.clients[part].to(self.device)
+                summaries = []
+                with torch.no_grad():
+                    room = max(block, self._rows_at_once(stack, 1) // (4 * len(part))) if self.chunk is None else block
+                    for start in range(0, longest, min(room, 1024)):
+                        samples = stack.held[ask.split][there, start : min(start + min(room, 1024), longest)]
+                        x, y = self._fetch(samples, clients, None)
+                        out = forward(parameters, buffers, x)
+                        summaries.append(vmap(self.task.summary)(out, y))
+                valid = torch.arange(longest) < mine[:, None]
+                measured = self.task.measure(torch.cat(summaries, 1), valid.to(self.device), names)
+                for name in names:
+                    values[name][part.to(self.device)] = measured[name].double()
+        return Answer(torch.zeros(ask.m, dtype=torch.int8, device=self.device), metrics=values)
+
+    # ---- Fit ---------------------------------------------------------------------------------------------------------
+
+    def _fit(self, ask: Fit, place: int) -> Answer:
+        plan = ask.plan
+        reason = torch.zeros(ask.m, dtype=torch.int8, device=self.device)
+        losses = torch.zeros(ask.m, dtype=self.dtype, device=self.device)
+        rows_out: Tensor | None = None
+        for stack, pairs in self._by_stack(ask):
+            sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
+            steps = torch.tensor([plan.steps_for(int(s)) for s in sizes])
+            order = torch.argsort(steps, descending=True, stable=True)
+            samples = plan.batch or int(sizes.max())
+            if plan.batch is None and stack.fresh and len(set(sizes.tolist())) > 1:
+                groups = [order[sizes[order] == s] for s in sizes.unique()]
+            else:
+                groups = [order]
+            for chosen in groups:
+                for part in chosen.split(self._rows_at_once(stack, samples)):
+                    these = pairs[part]
+                    local = stack.local[ask.clients[these]]
+                    start = self._rows(stack, ask, these)
+                    trained, loss, keep = self._train(stack, ask, these, steps[part], start, place)
+                    good = finite(trained) & torch.isfinite(loss)
+                    there = these.to(self.device)
+                    reason[there] = torch.where(good, OK, NONFINITE).to(torch.int8)
+                    losses[there] = torch.where(good, loss, 0).to(self.dtype)
+                    if ask.keep is not None:
+                        own = ask.models if isinstance(ask.models, Own) else Own(ask.keep)
+                        self._write(
+                            f"{stack.number}/own/{ask.keep}", local, trained, good, partial(self._own, stack, own)
+                        )
+                    if ask.track:
+                        keep(local, good)
+                    if ask.give != "nothing":
+                        given = zeroed(trained - start if ask.give == "update" else trained, good)
+                        if len(these) == ask.m and bool((these == torch.arange(ask.m)).all()):
+                            rows_out = given
+                        else:
+                            if rows_out is None:
+                                rows_out = torch.zeros(ask.m, given.shape[1], dtype=self.dtype, device=self.device)
+                            rows_out[there] = given
+        if rows_out is None:
+            rows_out = torch.empty(0, device=self.device)
+        return Answer(reason, rows=rows_out, loss=losses)
+
+    def _train(
+        self, stack: _Stack, ask: Fit, pairs: Tensor, steps: Tensor, start: Tensor, place: int
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
+        """Train some rows side by side, most steps first: at each step the rows still training are a prefix."""
+        plan, layout = ask.plan, stack.layout
+        local = stack.local[ask.clients[pairs]]
+        clients = ask.clients[pairs].to(self.device)
+        draw = None if ask.draw is None else ask.draw[pairs]
+        most = int(steps.max()) if len(steps) else 0
+        epoch = plan.sampling == "epoch"
+        weights: Tensor | None = None
+        if plan.batch is None:
+            samples, weights = self._whole(stack, ask.split, local)
+        else:
+            if epoch:
+                starts = self._positions(stack, ask.memory, ask.split, local)
+            else:
+                starts = self._fresh_starts(stack, ask.split, local, place, draw)
+            samples = self._samples(stack, ask.split, local, starts, most * plan.batch, not epoch)
+        shade = self._sample_keys(stack, local, place, draw)
+        drop = self._row_keys(stack, local, place, draw, "dropout") if stack.keys else None
+        parameters = {
+            name: value.clone(memory_format=torch.contiguous_format) for name, value in layout.views(start).items()
+        }
+        names = list(parameters)
+        optimiser = RowOptimiser(plan, list(parameters.values()), *self._moments(stack, ask, local, plan))
+        riders = self._riders(stack, ask, pairs, start)
+        still = None
+        if ask.columns is not None:
+            mask = torch.zeros(layout.d, dtype=torch.bool)
+            mask[ask.columns] = True
+            still = [~m for m in layout.views(mask.to(self.device)).values()]
+        buffers = self._buffers(stack, ask.memory, local)
+        final = {name: b.clone() for name, b in buffers.items()} if buffers else {}
+        total = torch.zeros(len(pairs), dtype=self.dtype, device=self.device)
+        public = self._distillation(stack, ask, pairs, start, place, most)
+        step_fn = self._fit_step(stack, plan, weights is not None, riders, still is not None)
+        ordered = steps.tolist()
+        active = len(ordered)
+        for step in range(most):
+            while ordered[active - 1] <= step:
+                active -= 1
+            k = active
+            now = samples if plan.batch is None else samples[:, step * plan.batch : (step + 1) * plan.batch]
+            key = None if drop is None else draws.fold(drop[:k], step)
+            extra = public(step, k, {n: p[:k] for n, p in parameters.items()}, final, key) if public else None
+            loss, after = step_fn(
+                [parameters[n][:k] for n in names],
+                {n: b[:k] for n, b in final.items()},
+                key,
+                now[:k],
+                clients[:k],
+                None if shade is None else shade[:k],
+                step * (plan.batch or 0),
+                None if weights is None else weights[:k],
+                {n: r[:k] for n, r in riders.items()},
+                extra,
+                still,
+                optimiser,
+            )
+            total[:k] += loss
+            for n, b in after.items():
+                final[n][:k] = b
+        trained = layout.flatten(parameters)
+
+        def keep(where: Tensor, good: Tensor) -> None:
+            if final:
+                self._keep_buffers(stack, ask.memory, where, final, good)
+            if epoch and plan.batch is not None:
+                self._move_on(stack, ask.memory, ask.split, where, steps * plan.batch, good)
+            if plan.keep_optimiser:
+                n = len(stack.clients)
+                for name, value in optimiser.state(layout, steps).items():
+                    start = partial(value.new_zeros, (n, *value.shape[1:]))
+                    self._write(f"{stack.number}/optimiser/{ask.memory}/{name}", where, value, good, start)
+
+        return trained, total / steps.clamp(min=1).to(self.device), keep
+
+    def _moments(self, stack: _Stack, ask: Fit, local: Tensor, plan: Plan) -> tuple[dict[str, list[Tensor]], Tensor]:
+        """The optimiser's moments as each row left them, and how many steps each row has behind it."""
+        kept: dict[str, list[Tensor]] = {}
+        behind = torch.zeros(len(local), dtype=torch.long)
+        if plan.keep_optimiser:
+            prefix = f"{stack.number}/optimiser/{ask.memory}/"
+            for name, value in self._memory.items():
+                if name.startswith(prefix):
+                    if name.endswith("/step"):
+                        behind = value[local]
+                    else:
+                        views = stack.layout.views(value[local.to(self.device)])
+                        kept[name.removeprefix(prefix)] = [v.clone() for v in views.values()]
+        return kept, behind
+
+    def _riders(self, stack: _Stack, ask: Fit, pairs: Tensor, start: Tensor) -> Rows:
+        """Rows that ride along, one per pair: pull, its weight, drift."""
+        riders: Rows = {}
+        for name, rider in (("pull", ask.pull), ("drift", ask.drift)):
+            if rider is None:
+                continue
+            if rider.rows.ndim == 1:
+                riders[name] = rider.rows.expand(len(pairs), -1)
+            elif rider.at is None:
+                riders[name] = rider.rows[pairs.to(self.device)]
+            else:
+                at = torch.as_tensor(rider.at)[pairs].to(self.device)
+                riders[name] = rider.rows[at] if at.ndim == 1 else rider.rows[at].mean(1)
+        if ask.pull is not None:
+            riders["weight"] = _weights(ask.pull.weight, pairs, self)
+        return riders
+
+    def _fit_step(self, stack: _Stack, plan: Plan, weighted: bool, riders: Rows, still: bool) -> Callable[..., Any]:
+        mark = ("fit", stack.number, weighted, tuple(riders), still, plan.clip)
+        if mark in self._steps:
+            return self._steps[mark]
+        one = self._batched(stack, True, grad_and_value(self._value(stack, True), has_aux=True))
+        layout = stack.layout
+
+        def step(parameters: list[Tensor], buffers: Rows, key: Tensor | None, samples: Tensor, clients: Tensor,
+                 shade: Tensor | None, first: int, weights: Tensor | None, ride: Rows, extra: Rows | None,
+                 fixed: list[Tensor] | None, optimiser: RowOptimiser) -> tuple[Tensor, Rows]:  # fmt: skip
+            x, y = self._fetch(samples, clients, _shades(shade, first, samples.shape[1]))
+            named = dict(zip(layout.names, parameters, strict=True))
+            grads, (loss, after) = one(named, buffers, key, x, y, weights)
+            gradient = [grads[n] for n in layout.names]
+            if extra is not None:
+                gradient = [g + extra[n] for g, n in zip(gradient, layout.names, strict=True)]
+            if "pull" in ride:
+                for g, p, target in zip(gradient, parameters, layout.views(ride["pull"]).values(), strict=True):
+                    g.add_((p - target) * ride["weight"].view(-1, *[1] * (g.ndim - 1)))
+            if "drift" in ride:
+                for g, drift in zip(gradient, layout.views(ride["drift"]).values(), strict=True):
+                    g.add_(drift)
+            if plan.clip is not None:
+                norm = torch.stack([g.flatten(1).norm(dim=1) for g in gradient]).norm(dim=0)
+                scale = (plan.clip / (norm + 1e-6)).clamp(max=1.0)
+                for g in gradient:
+                    g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
+            before = [p.clone() for p in parameters] if fixed is not None else []
+            optimiser.step(gradient, len(samples))
+            if fixed is not None:
+                for p, old, mask in zip(parameters, before, fixed, strict=True):
+                    p.copy_(torch.where(mask, old, p))
+            return loss, after
+
+        self._steps[mark] = step
+        return step
+
+    def _distillation(
+        self, stack: _Stack, ask: Fit, pairs: Tensor, start: Tensor, place: int, steps: int
+    ) -> Callable[[int, int, Rows, Rows, Tensor | None], Rows] | None:
+        """The gradient of the distance to the nearest target on a public batch, as a function of the step."""
+        if ask.distil is None:
+            return None
+        distil: Distil = ask.distil
+        local = stack.local[ask.clients[pairs]]
+        x = self._public_inputs(distil.inputs)
+        mine = self._outputs(stack, start, self._buffers(stack, ask.memory, local), x, 256).softmax(-1)
+        at = torch.arange(len(distil.targets)).expand(len(pairs), -1) if distil.at is None else distil.at[pairs]
+        at = at.reshape(len(pairs), -1).to(self.device)
+        gaps = torch.stack([((distil.targets[c].to(mine.dtype) - mine) ** 2).flatten(1).sum(1) for c in at.T], 1)
+        nearest = at.gather(1, gaps.argmin(1, keepdim=True)).flatten()
+        weight = _weights(distil.weight, pairs, self)
+        draw = None if ask.draw is None else ask.draw[pairs]
+        name = f"public/{distil.inputs}"
+        starts = self._fresh_starts(stack, name, local, place, draw)
+        chosen = self._samples(stack, name, local, starts, steps * distil.batch, True)
+
+        def gap(parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, target: Tensor, w: Tensor) -> Tensor:
+            state = {**parameters, **{n: b.clone() for n, b in buffers.items()}}
+            if key is not None:
+                state.update(dict.fromkeys(stack.keys, key))
+            out = logits_of(functional_call(stack.module, state, (x,))).softmax(-1)
+            return w * ((target.to(out.dtype) - out) ** 2).flatten(1).sum(1).mean()
+
+        one = self._batched(stack, True, torch.func.grad(gap))
+
+        def gradient(step: int, k: int, parameters: Rows, buffers: Rows, key: Tensor | None) -> Rows:
+            now = chosen[:k, step * distil.batch : (step + 1) * distil.batch]
+            given: Rows = one(
+                parameters,
+                {n: b[:k] for n, b in buffers.items()},
+                key,
+                x[now],
+                distil.targets[nearest[:k, None], now],
+                weight[:k],
+            )
+            return given
+
+        return gradient
+
+
+class _Bucketed:
+    """A compiled step whose number of rows is rounded up to a bucket, so that few sizes are ever compiled."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self.step = step
+
+    def __call__(self, *args: Any) -> Any:
+        return self.step(*args)
+
+
+def _store(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return x.to(device=device, dtype=dtype) if x.is_floating_point() else x.to(device)
+
+
+def _on_host(name: str) -> bool:
+    return "/place/" in name or name.endswith("/step")
+
+
+def _axes(arg: Any) -> Any:
+    """vmap's axis of an argument: rows first, and None for what is not there."""
+    return None if arg is None or (isinstance(arg, dict) and not arg) else 0
+
+
+def _run(matrix: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a matrix; a view where they are a run, or all the same one."""
+    first = int(rows[0])
+    if bool((rows == torch.arange(first, first + len(rows))).all()):
+        return matrix[first : first + len(rows)]
+    if bool((rows == first).all()):
+        return matrix[first].expand(len(rows), -1)
+    return matrix[rows.to(matrix.device)]
+
+
+def _shades(keys: Tensor | None, first: int, count: int) -> Tensor | None:
+    """Keys of single samples from keys of pairs: m×count."""
+    if keys is None:
+        return None
+    return draws.fold(keys[:, None], first + torch.arange(count, device=keys.device))
+
+
+def _weights(weight: float | Tensor, pairs: Tensor, fleet: StackedFleet) -> Tensor:
+    if isinstance(weight, Tensor) and weight.ndim:
+        return weight.to(fleet.device, fleet.dtype)[pairs.to(fleet.device)]
+    return torch.full((len(pairs),), float(weight), dtype=fleet.dtype, device=fleet.device)
