@@ -310,7 +310,7 @@ class Fit(Ask):
     """Local training by a plan.
 
     give="rows": the trained models; "update": trained minus start; "nothing". `keep` stores the trained model at the
-    client as Own(keep); a Fit of an Own model always moves that model. Its loss is the mean over the steps taken.
+    client as Own(keep); a tracked Fit of an Own model moves that model. Its loss is the mean over the steps taken.
     """
 
     kind: ClassVar[str] = "fit"
@@ -334,7 +334,7 @@ class Fit(Ask):
         if isinstance(self.models, Own):
             if self.keep not in (None, self.models.slot):
                 raise AskError("a Fit of an Own model stays in its own slot")
-            self._set(keep=self.models.slot)
+            self._set(keep=self.models.slot if self.track else None)
         if self.columns is not None:
             self._set(columns=_index(self.columns, "columns"))
 

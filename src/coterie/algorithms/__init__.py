@@ -1,1 +1,49 @@
-"""Algorithms: one file each, named after it."""
+"""The registry of algorithms: one file each, one line here."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coterie.algorithm import Algorithm
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
+from coterie.algorithms.local import Local
+from coterie.algorithms.oracle import Oracle
+from coterie.errors import SettingError
+from coterie.settings import build, hint
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "finetuned_fedavg": FinetunedFedAvg,
+    "oracle": Oracle,
+}
+
+# name-variant → the settings that make the variant
+VARIANTS: dict[str, dict[str, Any]] = {}
+
+
+def make(
+    name: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    rounds: int | None = None,
+    groups: Sequence[int] | None = None,
+) -> Algorithm:
+    """An algorithm by name, `name-variant` included, with settings as plain values.
+
+    What the algorithm wants to know of the run (`rounds`, the true `groups`) is filled in where it is not set.
+    """
+    kind = ALGORITHMS.get(name.partition("-")[0])
+    if kind is None or ("-" in name and name not in VARIANTS):
+        raise SettingError(f"no algorithm is called {name!r}: {hint(name, [*ALGORITHMS, *VARIANTS])}")
+    fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values = VARIANTS.get(name, {}) | dict(settings or {})
+    if rounds is not None:
+        if "rounds" in fields:
+            values.setdefault("rounds", rounds)
+        if isinstance(values.get("plan"), Mapping):
+            values["plan"] = {"rounds": rounds, **values["plan"]}
+    if groups is not None and "groups" in fields:
+        values.setdefault("groups", tuple(groups))
+    return build(kind, values, name)

@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 
 from coterie.data.dataset import Dataset
 from coterie.errors import DataError, SettingError
-from coterie.graph.named import call, real, whole
+from coterie.settings import call, real, whole
 
 Places = NDArray[np.int64]
 DRAWS = 10_000  # how often Dirichlet shares are redrawn before giving up on the minimum size

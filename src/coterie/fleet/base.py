@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from coterie import draws
-from coterie.asks import ABSENT, Answer, Ask, Drift, Evaluate, Fit, Gradient, Loss, Predict, Pull
+from coterie.asks import ABSENT, Answer, Ask, Drift, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict, Pull
 from coterie.data.population import SPLITS, Population
 from coterie.errors import AskError, ModelError, SettingError
 from coterie.fleet.layout import Layout, keyed
@@ -140,6 +140,30 @@ class Fleet(ABC):
     def generator(self, tag: str) -> torch.Generator:
         """A host generator for what an algorithm draws as a whole this round."""
         return draws.generator(draws.fold_int(draws.name(tag), self.seed, self.t))
+
+    def reveal(self, models: Tensor | Own) -> list[Tensor]:
+        """The model of every client as a row, for records and reports: a simulator can, a deployment must not."""
+        if isinstance(models, Tensor):
+            return list(models if models.ndim == 2 else models.expand(self.n, -1))
+        rows = []
+        for c in range(self.n):
+            look = Fit(torch.tensor([c]), models, Plan(steps=0), give="rows", track=False)
+            rows.append(self.watch(look).rows[0])
+        return rows
+
+    def module(self, client: int, row: Tensor, memory: str = "model") -> torch.nn.Module:
+        """A new module of the client's architecture with this row and the client's buffers, in eval mode."""
+        a = int(self._architecture[client])
+        module = self.population.make(a).to(self.dtype)
+        self._layouts[a].load(module, row.to("cpu"))
+        own = dict(module.named_buffers())
+        for name, value in self.buffers_of(client, memory).items():
+            own[name].copy_(value.to("cpu"))
+        return module.eval()
+
+    @abstractmethod
+    def buffers_of(self, client: int, memory: str) -> dict[str, Tensor]:
+        """The buffers a client keeps under a memory."""
 
     # ---- rounds and versions -----------------------------------------------------------------------------------------
 

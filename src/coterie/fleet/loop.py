@@ -111,6 +111,10 @@ class LoopFleet(Fleet):
             return mean
         return self._recalibrated(c, row, mine)
 
+    def buffers_of(self, client: int, memory: str) -> Kept:
+        """The buffers a client keeps under a memory."""
+        return self._remembered(client, memory)
+
     def _remembered(self, c: int, memory: str) -> Kept:
         fresh = self._fresh_buffers[int(self._architecture[c])]
         return {name: self._client_state[c].get(f"buffers/{memory}/{name}", value) for name, value in fresh.items()}

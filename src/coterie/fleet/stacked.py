@@ -129,6 +129,13 @@ class StackedFleet(Fleet):
             rows[name] = value.expand(len(local), *value.shape) if kept is None else kept[where]
         return rows
 
+    def buffers_of(self, client: int, memory: str) -> Rows:
+        """The buffers a client keeps under a memory."""
+        stack = self._stacks[int(self._architecture[client])]
+        return {
+            name: value[0] for name, value in self._buffers(stack, memory, stack.local[client : client + 1]).items()
+        }
+
     def _keep_buffers(self, stack: _Stack, memory: str, local: Tensor, buffers: Rows, good: Tensor) -> None:
         n = len(stack.clients)
         for name, value in buffers.items():

@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from coterie.errors import DataError
-from coterie.graph.named import whole
+from coterie.settings import whole
 
 
 def threshold(values: Tensor) -> float:

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from coterie.errors import DataError, SettingError
-from coterie.graph.named import call, real, whole
+from coterie.settings import call, real, whole
 
 Schedule = Callable[[int], Tensor]  # mixing weights of a round
 DRAWS = 1_000  # how often a random topology is redrawn before giving up on connecting it
