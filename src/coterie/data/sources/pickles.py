@@ -95,9 +95,15 @@ def _encode(text: str, encoding: str = "latin-1") -> bytes:
     return text.encode(encoding)
 
 
+def _empty() -> bytes:
+    """How empty bytes are written for Python 2."""
+    return b""
+
+
 def _allowed() -> dict[tuple[str, str], Callable[..., Any]]:
     known: dict[tuple[str, str], Callable[..., Any]] = {
         ("_codecs", "encode"): _encode,
+        ("__builtin__", "bytes"): _empty,
         ("numpy", "ndarray"): Inert,
         ("numpy", "dtype"): _dtype,
         ("builtins", "slice"): Inert,

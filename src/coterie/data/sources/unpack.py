@@ -76,6 +76,9 @@ def _tar(path: Path, archive: tarfile.TarFile, wanted: Wanted) -> Iterator[tuple
             file = archive.extractfile(member)
             assert file is not None
             yield name, _all(path.name, file, member.size)
+    rest = archive.fileobj
+    while rest is not None and rest.read(1 << 20):  # to the very end, where the packing has its own checksum
+        pass
 
 
 def _zip(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
