@@ -96,12 +96,12 @@ class Augment:
         rows = torch.arange(height, device=x.device).expand(count, height)
         columns = torch.arange(width, device=x.device).expand(count, width)
         if self.flip:
-            flipped = draws.unit(_drawn(keys, _FLIP), torch.float32) < 0.5
+            flipped = draws.unit(draws.fold(keys, _FLIP), torch.float32) < 0.5
             columns = torch.where(flipped[:, None], width - 1 - columns, columns)
         outside = None
         if self.crop:
-            rows = rows + _shift(_drawn(keys, _DOWN), self.crop)[:, None]
-            columns = columns + _shift(_drawn(keys, _RIGHT), self.crop)[:, None]
+            rows = rows + _shift(draws.fold(keys, _DOWN), self.crop)[:, None]
+            columns = columns + _shift(draws.fold(keys, _RIGHT), self.crop)[:, None]
             if isinstance(self.fill, str):
                 rows, columns = _mirrored(rows, height), _mirrored(columns, width)
             else:
@@ -128,7 +128,7 @@ class Augment:
             grey = _grey(x)
             x = (grey + (x - grey) * _around_one(keys, _SATURATION, saturation, x.dtype)).clamp(0, 1)
         if hue:
-            turn = (draws.unit(_drawn(keys, _HUE), torch.float32) * 2 - 1).to(x.dtype) * (2 * torch.pi * hue)
+            turn = (draws.unit(draws.fold(keys, _HUE), torch.float32) * 2 - 1).to(x.dtype) * (2 * torch.pi * hue)
             cos, sin = torch.cos(turn)[:, None, None], torch.sin(turn)[:, None, None]
             y, i, q = (sum(w * x[:, c] for c, w in enumerate(axis)) for axis in _TO_AXES)
             i, q = cos * i - sin * q, sin * i + cos * q
@@ -138,11 +138,6 @@ class Augment:
 
 def _floats(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) * (1 / 255) if x.dtype == torch.uint8 else x.to(dtype)
-
-
-def _drawn(keys: Tensor, counter: int) -> Tensor:
-    """A fresh key for one of the things drawn; the counter is made on the device, never copied there."""
-    return draws.fold(keys, torch.full_like(keys, counter))
 
 
 def _shift(keys: Tensor, most: int) -> Tensor:
@@ -156,7 +151,7 @@ def _mirrored(places: Tensor, size: int) -> Tensor:
 
 
 def _around_one(keys: Tensor, counter: int, share: float, dtype: torch.dtype) -> Tensor:
-    factor = 1 + (draws.unit(_drawn(keys, counter), torch.float32) * 2 - 1) * share
+    factor = 1 + (draws.unit(draws.fold(keys, counter), torch.float32) * 2 - 1) * share
     return factor.to(dtype)[:, None, None, None]
 
 
