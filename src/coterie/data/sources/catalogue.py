@@ -1,6 +1,6 @@
 """Every data set there is."""
 
-from coterie.data.sources import cifar, idx, imagenets
+from coterie.data.sources import cifar, gpt2, idx, imagenets, languages
 from coterie.data.sources.spec import Spec
 
 CATALOGUE: tuple[Spec, ...] = (
@@ -10,4 +10,6 @@ CATALOGUE: tuple[Spec, ...] = (
     idx.FASHION,
     imagenets.MINI,
     imagenets.TINY,
+    languages.SPEC,
+    gpt2.SPEC,
 )
