@@ -6,7 +6,7 @@ several architectures are several stacks, answered one after the other in the sa
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from coterie.data.population import SPLITS, Population
 from coterie.errors import DeviceError, ModelError
 from coterie.fleet.base import RECALIBRATION, RING, Fleet
 from coterie.fleet.layout import KeyedDropout, Layout
-from coterie.fleet.optimiser import RowOptimiser
+from coterie.fleet.optimiser import RowOptimiser, descend, hold
 from coterie.fleet.reduce import Sink, finite, zeroed
 from coterie.tasks import logits_of
 
@@ -45,7 +45,11 @@ class _Stack:
 
 
 class StackedFleet(Fleet):
-    """The simulator. `compile` defaults to True on a GPU; `chunk` (rows at once) to what fits in memory."""
+    """The simulator.
+
+    `compile` is True on a GPU unless told otherwise, or the name of one of torch.compile's backends; `chunk` (rows at
+    once) is what fits in memory; `autocast` the lower precision of forward passes, such as torch.bfloat16.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class StackedFleet(Fleet):
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
-        compile: bool | None = None,
+        compile: bool | str | None = None,
         chunk: int | None = None,
     ) -> None:
         device = torch.device(device)
@@ -147,10 +151,13 @@ class StackedFleet(Fleet):
         kept = self._memory.get(f"{stack.number}/place/{memory}/{split}")
         return torch.zeros(len(local), dtype=torch.long) if kept is None else kept[local]
 
-    def _move_on(self, stack: _Stack, memory: str, split: str, local: Tensor, by: Tensor, good: Tensor) -> None:
-        name = f"{stack.number}/place/{memory}/{split}"
-        after = self._positions(stack, memory, split, local) + by
-        self._write(name, local, after, good.cpu(), lambda: torch.zeros(len(stack.clients), dtype=torch.long))
+    def _move_on(self, stack: _Stack, ask: Gradient | Loss | Fit, pairs: Tensor, by: Tensor, reason: Tensor) -> None:
+        """Move the place in the stream of those who are ok."""
+        local = stack.local[ask.clients[pairs]]
+        after = self._positions(stack, ask.memory, ask.split, local) + by
+        good = (reason[pairs.to(reason.device)] == OK).cpu()
+        name = f"{stack.number}/place/{ask.memory}/{ask.split}"
+        self._write(name, local, after, good, lambda: torch.zeros(len(stack.clients), dtype=torch.long))
 
     # ---- samples -----------------------------------------------------------------------------------------------------
 
@@ -222,13 +229,13 @@ class StackedFleet(Fleet):
         return draws.fold(key, 0 if draw is None else draw).to(self.device)
 
     def _fetch(self, samples: Tensor, clients: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of m×B samples as their clients see them."""
+        """Inputs and targets of m×B samples as their clients (m×B or m×1) see them."""
         x = self._inputs[samples]
         if self.population.transform is not None:
             x = self.population.transform(x, keys)
         y = self._targets[samples]
         if self._relabel is not None and clients is not None:
-            y = self._relabel[clients[:, None], y]
+            y = self._relabel[clients, y]
         return (x.to(self.dtype) if x.is_floating_point() else x), y
 
     # ---- rows --------------------------------------------------------------------------------------------------------
@@ -249,7 +256,8 @@ class StackedFleet(Fleet):
     def _by_stack(self, ask: Ask) -> Iterator[tuple[_Stack, Tensor]]:
         """The pairs of each architecture."""
         if len(self._stacks) == 1:
-            yield self._stacks[0], torch.arange(ask.m)
+            if ask.m:
+                yield self._stacks[0], torch.arange(ask.m)
             return
         which = self._architecture[ask.clients]
         for stack in self._stacks:
@@ -290,23 +298,38 @@ class StackedFleet(Fleet):
             found = self._steps["footprint", stack.number] = lambda: size
         return int(found())
 
-    def _chunks(self, stack: _Stack, pairs: Tensor, samples: int) -> Sequence[Tensor]:
-        return list(pairs.split(self._rows_at_once(stack, samples)))
+    def _chunks(self, stack: _Stack, pairs: Tensor, samples: int) -> Iterator[tuple[Tensor, int]]:
+        """Pairs in chunks that fit, and how many of each chunk are real.
+
+        A compiled step is made for every size it meets, so sizes are n or powers of two: a rest that fills three
+        quarters of the next one is padded with its last pair, and a smaller one is cut.
+        """
+        for chunk in pairs.split(self._rows_at_once(stack, samples)):
+            while self.compile and len(chunk) not in (0, self.n):
+                size = 1 << (len(chunk) - 1).bit_length()
+                if 4 * len(chunk) >= 3 * size:
+                    break
+                yield chunk[: size // 2], size // 2
+                chunk = chunk[size // 2 :]
+            real = len(chunk)
+            if self.compile and real not in (0, self.n):
+                chunk = torch.cat([chunk, chunk[-1:].expand((1 << (real - 1).bit_length()) - real)])
+            yield chunk, real
 
     # ---- one forward pass, and its gradient --------------------------------------------------------------------------
 
-    def _value(self, stack: _Stack, train: bool) -> Callable[..., tuple[Tensor, Rows]]:
-        """(parameters, buffers, dropout key, x, y, weights) of one row → loss, buffers afterwards."""
+    def _value(self, stack: _Stack) -> Callable[..., tuple[Tensor, tuple[Tensor, Rows]]]:
+        """(parameters, buffers, dropout key, x, y, weights) of one row → loss, (loss per sample, buffers afterwards)."""
 
         def value(
             parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, y: Tensor, w: Tensor | None
-        ) -> tuple[Tensor, Rows]:
+        ) -> tuple[Tensor, tuple[Tensor, Rows]]:
             after = {name: b.clone() for name, b in buffers.items()}
             state = {**parameters, **after}
             if key is not None:
                 state.update(dict.fromkeys(stack.keys, key))
             each = self.task.loss(logits_of(functional_call(stack.module, state, (x,))), y)
-            return (each.mean() if w is None else (each * w).sum()), after
+            return (each.mean() if w is None else (each * w).sum()), (each, after)
 
         return value
 
@@ -336,68 +359,131 @@ class StackedFleet(Fleet):
     # ---- Gradient ----------------------------------------------------------------------------------------------------
 
     def _gradient(self, ask: Gradient, place: int) -> Answer:
-        width = int(self._widths[ask.clients[0]]) if ask.m else 0
+        width = int(self._widths[ask.clients[0]]) if ask.m else _width(ask)
         sink = Sink(ask, width, self.dtype, self.device, draws.fold_int(draws.name("sketch"), self.seed, self.t, place))
         reason = torch.zeros(ask.m, dtype=torch.int8, device=self.device)
         losses = torch.zeros(ask.m, dtype=self.dtype, device=self.device)
         for stack, pairs in self._by_stack(ask):
-            local = stack.local[ask.clients[pairs]]
-            for part, samples, weights in self._gradient_batches(stack, ask, pairs, place):
-                clients = ask.clients[part]
-                here = stack.local[clients]
-                draw = None if ask.draw is None else ask.draw[part]
-                buffers = self._buffers(stack, ask.memory, here)
-                rows = self._rows(stack, ask, part)
-                keys = self._row_keys(stack, here, place, draw, "dropout") if stack.keys else None
-                if keys is not None:
-                    keys = draws.fold(keys, 0)
-                shade = self._sample_keys(stack, here, place, draw)
-                gradient = self._gradient_step(stack, weights is not None)
-                grads, loss, after = gradient(rows, buffers, keys, samples, clients.to(self.device), shade, weights)
-                good = finite(grads) & torch.isfinite(loss)
-                code = torch.where(good, OK, NONFINITE).to(torch.int8)
-                if len(part) == ask.m:
-                    reason, losses = code, torch.where(good, loss, 0).to(self.dtype)
-                else:
+            if self._fusable(stack, ask) and self._fused_sum(stack, ask, pairs, place, sink, reason, losses):
+                pass
+            else:
+                for part, real, samples, weights in self._gradient_batches(stack, ask, pairs, place):
+                    grads, loss, after = self._gradients(stack, ask, part, samples, weights, place)
+                    if real < len(part):
+                        part, grads, loss = part[:real], grads[:real], loss[:real]
+                        after = {name: b[:real] for name, b in after.items()}
+                    good = finite(grads) & torch.isfinite(loss)
                     there = part.to(self.device)
-                    reason[there] = code
+                    reason[there] = torch.where(good, OK, NONFINITE).to(torch.int8)
                     losses[there] = torch.where(good, loss, 0).to(self.dtype)
-                sink.take(part, grads, good)
-                if ask.track:
-                    self._keep_buffers(stack, ask.memory, here, after, good)
+                    sink.take(part, grads, good)
+                    if ask.track:
+                        self._keep_buffers(stack, ask.memory, stack.local[ask.clients[part]], after, good)
             if ask.track and ask.sampling == "epoch" and ask.batch is not None:
-                by = torch.full((len(local),), ask.batch)
-                self._move_on(stack, ask.memory, ask.split, local, by, (reason[pairs.to(self.device)] == OK))
+                self._move_on(stack, ask, pairs, torch.full((len(pairs),), ask.batch), reason)
         return sink.answer(reason, losses)
+
+    def _gradients(
+        self, stack: _Stack, ask: Gradient, part: Tensor, samples: Tensor, weights: Tensor | None, place: int
+    ) -> tuple[Tensor, Tensor, Rows]:
+        """One gradient per pair, as rows; the losses; and the buffers afterwards."""
+        clients = ask.clients[part]
+        here = stack.local[clients]
+        draw = None if ask.draw is None else ask.draw[part]
+        key = draws.fold(self._row_keys(stack, here, place, draw, "dropout"), 0) if stack.keys else None
+        shade = _shades(self._sample_keys(stack, here, place, draw), 0, samples.shape[1])
+        rows, buffers = self._rows(stack, ask, part), self._buffers(stack, ask.memory, here)
+        step = self._gradient_step(stack)
+        grads, loss, _, after = step(rows, buffers, key, samples, clients.to(self.device)[:, None], shade, weights)
+        return grads, loss, after
+
+    def _fusable(self, stack: _Stack, ask: Gradient) -> bool:
+        """Whether a sum can be the gradient of one weighted loss: one model per sum, and samples that never meet."""
+        if ask.into is None or ask.batch is None or stack.fresh or stack.keys or isinstance(ask.models, Own):
+            return False
+        at = torch.arange(ask.m) if ask.at is None else ask.at
+        if at.ndim != 1:
+            return False
+        model = torch.full((ask.outputs or 0,), -1)
+        model[ask.into] = at
+        return bool((model[ask.into] == at).all())
+
+    def _fused_sum(
+        self, stack: _Stack, ask: Gradient, pairs: Tensor, place: int, sink: Sink, reason: Tensor, losses: Tensor
+    ) -> bool:
+        """Σ weight · gradient as one gradient per sum. False, and nothing done, where any number is not finite."""
+        assert ask.into is not None
+        assert ask.batch is not None
+        assert isinstance(ask.models, Tensor)
+        outputs, slot, counts = torch.unique(ask.into[pairs], return_inverse=True, return_counts=True)
+        order = torch.argsort(slot, stable=True)
+        rank = torch.empty_like(slot)
+        rank[order] = torch.arange(len(pairs)) - (torch.cumsum(counts, 0) - counts)[slot[order]]
+        table = torch.full((len(outputs), int(counts.max())), -1)
+        table[slot, rank] = torch.arange(len(pairs))
+        weight = torch.ones(len(pairs), dtype=self.dtype, device=self.device)
+        if ask.weights is not None:
+            weight = ask.weights.to(self.device, self.dtype)[pairs.to(self.device)]
+        step = self._gradient_step(stack)
+        done: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for part in torch.arange(len(outputs)).split(self._rows_at_once(stack, ask.batch * table.shape[1])):
+            which = table[part]
+            missing = which < 0
+            chosen = pairs[which.clamp(min=0)]
+            flat = chosen.flatten()
+            clients = ask.clients[flat]
+            local = stack.local[clients]
+            draw = None if ask.draw is None else ask.draw[flat]
+            samples = self._starts_and_samples(stack, ask, local, flat, place)
+            o, q, b = len(part), table.shape[1], ask.batch
+            shade = _shades(self._sample_keys(stack, local, place, draw), 0, b)
+            shade = None if shade is None else shade.view(o, q * b)
+            w = weight[which.clamp(min=0).to(self.device)].masked_fill(missing.to(self.device), 0)
+            spread = (w / b).repeat_interleave(b, 1)
+            at = chosen[:, 0] if ask.at is None else ask.at[chosen[:, 0]]
+            owner = clients.to(self.device).view(o, q).repeat_interleave(b, 1)
+            grads, _, each, _ = step(_run(ask.models, at), {}, None, samples.view(o, q * b), owner, shade, spread)
+            mean = each.view(o, q, b).mean(2)
+            if not bool(finite(grads).all() & torch.isfinite(mean).all()):
+                return False
+            done.append((outputs[part].to(self.device), grads, w, mean))
+            losses[chosen[~missing].to(self.device)] = mean[~missing.to(self.device)].to(self.dtype)
+        for rows, grads, w, _ in done:
+            sink.sums[rows] = sink.sums[rows] + grads
+            sink.weight[rows] = sink.weight[rows] + w.sum(1)
+        return True
+
+    def _starts_and_samples(
+        self, stack: _Stack, ask: Gradient | Loss, local: Tensor, pairs: Tensor, place: int
+    ) -> Tensor:
+        assert ask.batch is not None
+        fresh = ask.sampling == "fresh"
+        if fresh:
+            draw = None if ask.draw is None else ask.draw[pairs]
+            starts = self._fresh_starts(stack, ask.split, local, place, draw)
+        else:
+            starts = self._positions(stack, ask.memory, ask.split, local)
+        return self._samples(stack, ask.split, local, starts, ask.batch, fresh)
 
     def _gradient_batches(
         self, stack: _Stack, ask: Gradient | Loss, pairs: Tensor, place: int
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Chunks of pairs with their samples, and weights where clients of different sizes give their whole split."""
+    ) -> Iterator[tuple[Tensor, int, Tensor, Tensor | None]]:
+        """Chunks of pairs, how many of them are real and not padding, their samples, and the samples' weights.
+
+        Weights are there where clients of different sizes give their whole split: shorter ones are padded.
+        """
         if isinstance(ask, Gradient) and ask.group is not None:
             pairs = pairs[torch.argsort(ask.group[pairs], stable=True)]
         if ask.batch is None:
-            yield from self._whole_splits(stack, ask, pairs)
+            sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
+            separate = bool(stack.fresh) and isinstance(ask, Gradient)  # batch statistics must not see padding
+            for kind in [pairs[sizes == size] for size in sizes.unique()] if separate else [pairs]:
+                for part, real in self._chunks(stack, kind, int(sizes.max())):
+                    yield part, real, *self._whole(stack, ask.split, stack.local[ask.clients[part]])
             return
-        for part in self._chunks(stack, pairs, ask.batch):
+        for part, real in self._chunks(stack, pairs, ask.batch):
             local = stack.local[ask.clients[part]]
-            fresh = ask.sampling == "fresh"
-            if fresh:
-                draw = None if ask.draw is None else ask.draw[part]
-                starts = self._fresh_starts(stack, ask.split, local, place, draw)
-            else:
-                starts = self._positions(stack, ask.memory, ask.split, local)
-            yield part, self._samples(stack, ask.split, local, starts, ask.batch, fresh), None
-
-    def _whole_splits(
-        self, stack: _Stack, ask: Gradient | Loss, pairs: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
-        separate = bool(stack.fresh) and isinstance(ask, Gradient)  # batch statistics must not see padding
-        kinds = [pairs[sizes == size] for size in sizes.unique()] if separate else [pairs]
-        for kind in kinds:
-            for part in self._chunks(stack, kind, int(sizes.max())):
-                yield part, *self._whole(stack, ask.split, stack.local[ask.clients[part]])
+            yield part, real, self._starts_and_samples(stack, ask, local, part, place), None
 
     def _whole(self, stack: _Stack, split: str, local: Tensor) -> tuple[Tensor, Tensor | None]:
         """Whole splits, padded to the longest, with weights 1/n where they differ in length."""
@@ -411,49 +497,55 @@ class StackedFleet(Fleet):
         samples = torch.where(real, samples, samples[:, :1])
         return samples, real.to(self.dtype) / there
 
-    def _gradient_step(self, stack: _Stack, weighted: bool) -> Callable[..., tuple[Tensor, Tensor, Rows]]:
-        mark = ("gradient", stack.number, weighted)
+    def _gradient_step(self, stack: _Stack) -> Callable[..., tuple[Tensor, Tensor, Tensor, Rows]]:
+        mark = ("gradient", stack.number)
         if mark not in self._steps:
-            one = self._batched(stack, True, grad_and_value(self._value(stack, True), has_aux=True))
+            one = self._batched(stack, True, grad_and_value(self._value(stack), has_aux=True))
 
-            def step(rows: Tensor, buffers: Rows, keys: Tensor | None, samples: Tensor, clients: Tensor,
-                     shade: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor, Rows]:  # fmt: skip
-                x, y = self._fetch(samples, clients, _shades(shade, 0, samples.shape[1]))
-                grads, (loss, after) = one(stack.layout.views(rows), buffers, keys, x, y, weights)
-                return stack.layout.flatten(grads), loss, after
+            def step(rows: Tensor, buffers: Rows, key: Tensor | None, samples: Tensor, clients: Tensor,
+                     shade: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Rows]:  # fmt: skip
+                x, y = self._fetch(samples, clients, shade)
+                grads, (loss, (each, after)) = one(stack.layout.views(rows), buffers, key, x, y, weights)
+                return stack.layout.flatten(grads), loss, each, after
 
-            self._steps[mark] = self._maybe_compiled(step)
+            self._steps[mark] = self._compiled(step)
         return self._steps[mark]
 
-    def _maybe_compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The step, compiled where that was asked for; never silently eager: more sizes than torch keeps is an error."""
         if not self.compile:
             return step
-        return _Bucketed(torch.compile(step, fullgraph=True, dynamic=False))
+        backend = self.compile if isinstance(self.compile, str) else "inductor"
+        fast = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
+
+        def call(*args: Any) -> Any:
+            with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
+                return fast(*args)
+
+        return call
 
     # ---- Loss, Predict, Evaluate -------------------------------------------------------------------------------------
 
     def _loss(self, ask: Loss, place: int) -> Answer:
         losses = torch.zeros(ask.m, dtype=self.dtype, device=self.device)
         for stack, pairs in self._by_stack(ask):
-            one = self._batched(stack, False, self._value(stack, False))
+            one = self._batched(stack, False, self._value(stack))
             with torch.no_grad():
-                for part, samples, weights in self._gradient_batches(stack, ask, pairs, place):
+                for part, _, samples, weights in self._gradient_batches(stack, ask, pairs, place):
                     local = stack.local[ask.clients[part]]
                     rows = self._rows(stack, ask, part)
                     draw = None if ask.draw is None else ask.draw[part]
                     shade = _shades(self._sample_keys(stack, local, place, draw), 0, samples.shape[1])
-                    x, y = self._fetch(samples, ask.clients[part].to(self.device), shade)
+                    x, y = self._fetch(samples, ask.clients[part].to(self.device)[:, None], shade)
                     buffers = self._policy_buffers(stack, ask, local, rows)
                     loss, _ = one(stack.layout.views(rows), buffers, None, x, y, weights)
                     losses[part.to(self.device)] = loss.to(self.dtype)
         good = torch.isfinite(losses)
+        reason = torch.where(good, OK, NONFINITE).to(torch.int8)
         if ask.track and ask.sampling == "epoch" and ask.batch is not None:
             for stack, pairs in self._by_stack(ask):
-                by = torch.full((len(pairs),), ask.batch)
-                self._move_on(
-                    stack, ask.memory, ask.split, stack.local[ask.clients[pairs]], by, good[pairs.to(self.device)]
-                )
-        return Answer(torch.where(good, OK, NONFINITE).to(torch.int8), loss=torch.where(good, losses, 0))
+                self._move_on(stack, ask, pairs, torch.full((len(pairs),), ask.batch), reason)
+        return Answer(reason, loss=torch.where(good, losses, 0))
 
     def _policy_buffers(self, stack: _Stack, ask: Loss | Predict | Evaluate, local: Tensor, rows: Tensor) -> Rows:
         mine = self._buffers(stack, ask.memory, local)
@@ -516,7 +608,7 @@ class StackedFleet(Fleet):
         parts: list[tuple[Tensor, Tensor]] = []
         for stack, pairs in self._by_stack(ask):
             block = 256
-            for part in self._chunks(stack, pairs, block):
+            for part in pairs.split(self._rows_at_once(stack, block)):
                 rows = self._rows(stack, ask, part)
                 local = stack.local[ask.clients[part]]
                 buffers = self._policy_buffers(stack, ask, local, rows)
@@ -571,7 +663,7 @@ class StackedFleet(Fleet):
                     room = max(block, self._rows_at_once(stack, 1) // (4 * len(part))) if self.chunk is None else block
                     for start in range(0, longest, min(room, 1024)):
                         samples = stack.held[ask.split][there, start : min(start + min(room, 1024), longest)]
-                        x, y = self._fetch(samples, clients, None)
+                        x, y = self._fetch(samples, clients[:, None], None)
                         out = forward(parameters, buffers, x)
                         summaries.append(vmap(self.task.summary)(out, y))
                 valid = torch.arange(longest) < mine[:, None]
@@ -612,7 +704,7 @@ class StackedFleet(Fleet):
                             f"{stack.number}/own/{ask.keep}", local, trained, good, partial(self._own, stack, own)
                         )
                     if ask.track:
-                        keep(local, good)
+                        keep(local, good, reason)
                     if ask.give != "nothing":
                         given = zeroed(trained - start if ask.give == "update" else trained, good)
                         if len(these) == ask.m and bool((these == torch.arange(ask.m)).all()):
@@ -627,7 +719,7 @@ class StackedFleet(Fleet):
 
     def _train(
         self, stack: _Stack, ask: Fit, pairs: Tensor, steps: Tensor, start: Tensor, place: int
-    ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor, Tensor], None]]:
         """Train some rows side by side, most steps first: at each step the rows still training are a prefix."""
         plan, layout = ask.plan, stack.layout
         local = stack.local[ask.clients[pairs]]
@@ -649,7 +741,6 @@ class StackedFleet(Fleet):
         parameters = {
             name: value.clone(memory_format=torch.contiguous_format) for name, value in layout.views(start).items()
         }
-        names = list(parameters)
         optimiser = RowOptimiser(plan, list(parameters.values()), *self._moments(stack, ask, local, plan))
         riders = self._riders(stack, ask, pairs, start)
         still = None
@@ -661,43 +752,48 @@ class StackedFleet(Fleet):
         final = {name: b.clone() for name, b in buffers.items()} if buffers else {}
         total = torch.zeros(len(pairs), dtype=self.dtype, device=self.device)
         public = self._distillation(stack, ask, pairs, start, place, most)
-        step_fn = self._fit_step(stack, plan, weights is not None, riders, still is not None)
+        step_fn = self._fit_step(stack, plan)
+        rate: float | Tensor = torch.tensor(plan.lr, dtype=self.dtype, device=self.device) if self.compile else plan.lr
         ordered = steps.tolist()
+        ragged = bool(ordered) and ordered[0] != ordered[-1]
         active = len(ordered)
         for step in range(most):
             while ordered[active - 1] <= step:
                 active -= 1
-            k = active
-            now = samples if plan.batch is None else samples[:, step * plan.batch : (step + 1) * plan.batch]
-            key = None if drop is None else draws.fold(drop[:k], step)
-            extra = public(step, k, {n: p[:k] for n, p in parameters.items()}, final, key) if public else None
-            loss, after = step_fn(
-                [parameters[n][:k] for n in names],
-                {n: b[:k] for n, b in final.items()},
-                key,
-                now[:k],
-                clients[:k],
-                None if shade is None else shade[:k],
-                step * (plan.batch or 0),
-                None if weights is None else weights[:k],
-                {n: r[:k] for n, r in riders.items()},
-                extra,
-                still,
-                optimiser,
-            )
-            total[:k] += loss
-            for n, b in after.items():
-                final[n][:k] = b
+            for a, b in _powers(active) if ragged and self.compile else [(0, active)]:
+                now = samples if plan.batch is None else samples[:, step * plan.batch : (step + 1) * plan.batch]
+                key = None if drop is None else draws.fold(drop[a:b], step)
+                part = {n: p[a:b] for n, p in parameters.items()}
+                extra = public(step, a, b, part, final, key) if public else None
+                loss, after, left = step_fn(
+                    list(part.values()),
+                    optimiser.slices(a, b),
+                    {n: v[a:b] for n, v in final.items()},
+                    key,
+                    now[a:b],
+                    clients[a:b, None],
+                    None if shade is None else _shades(shade[a:b], step * (plan.batch or 0), now.shape[1]),
+                    None if weights is None else weights[a:b],
+                    {n: r[a:b] for n, r in riders.items()},
+                    extra,
+                    still,
+                    rate,
+                )
+                if left is not None:
+                    optimiser.step(left, a, b, still)
+                total[a:b] += loss
+                for n, v in after.items():
+                    final[n][a:b] = v
         trained = layout.flatten(parameters)
 
-        def keep(where: Tensor, good: Tensor) -> None:
+        def keep(where: Tensor, good: Tensor, reason: Tensor) -> None:
             if final:
                 self._keep_buffers(stack, ask.memory, where, final, good)
             if epoch and plan.batch is not None:
-                self._move_on(stack, ask.memory, ask.split, where, steps * plan.batch, good)
+                self._move_on(stack, ask, pairs, steps * plan.batch, reason)
             if plan.keep_optimiser:
                 n = len(stack.clients)
-                for name, value in optimiser.state(layout, steps).items():
+                for name, value in optimiser.state(layout).items():
                     start = partial(value.new_zeros, (n, *value.shape[1:]))
                     self._write(f"{stack.number}/optimiser/{ask.memory}/{name}", where, value, good, start)
 
@@ -735,22 +831,23 @@ class StackedFleet(Fleet):
             riders["weight"] = _weights(ask.pull.weight, pairs, self)
         return riders
 
-    def _fit_step(self, stack: _Stack, plan: Plan, weighted: bool, riders: Rows, still: bool) -> Callable[..., Any]:
-        mark = ("fit", stack.number, weighted, tuple(riders), still, plan.clip)
+    def _fit_step(self, stack: _Stack, plan: Plan) -> Callable[..., tuple[Tensor, Rows, list[Tensor] | None]]:
+        """One step of training, in place. SGD's update is part of it; for others it gives the gradient that is left."""
+        sgd = plan.optimiser == "sgd"
+        mark = ("fit", stack.number, sgd, plan.clip, plan.momentum, plan.nesterov, plan.weight_decay)
         if mark in self._steps:
             return self._steps[mark]
-        one = self._batched(stack, True, grad_and_value(self._value(stack, True), has_aux=True))
+        one = self._batched(stack, True, grad_and_value(self._value(stack), has_aux=True))
         layout = stack.layout
 
-        def step(parameters: list[Tensor], buffers: Rows, key: Tensor | None, samples: Tensor, clients: Tensor,
-                 shade: Tensor | None, first: int, weights: Tensor | None, ride: Rows, extra: Rows | None,
-                 fixed: list[Tensor] | None, optimiser: RowOptimiser) -> tuple[Tensor, Rows]:  # fmt: skip
-            x, y = self._fetch(samples, clients, _shades(shade, first, samples.shape[1]))
+        def step(parameters: list[Tensor], moments: list[Tensor] | None, buffers: Rows, key: Tensor | None,
+                 samples: Tensor, clients: Tensor, shade: Tensor | None, weights: Tensor | None, ride: Rows,
+                 extra: Rows | None, still: list[Tensor] | None, rate: float | Tensor,
+                 ) -> tuple[Tensor, Rows, list[Tensor] | None]:  # fmt: skip
+            x, y = self._fetch(samples, clients, shade)
             named = dict(zip(layout.names, parameters, strict=True))
-            grads, (loss, after) = one(named, buffers, key, x, y, weights)
-            gradient = [grads[n] for n in layout.names]
-            if extra is not None:
-                gradient = [g + extra[n] for g, n in zip(gradient, layout.names, strict=True)]
+            grads, (loss, (_, after)) = one(named, buffers, key, x, y, weights)
+            gradient = [grads[n] if extra is None else grads[n] + extra[n] for n in layout.names]
             if "pull" in ride:
                 for g, p, target in zip(gradient, parameters, layout.views(ride["pull"]).values(), strict=True):
                     g.add_((p - target) * ride["weight"].view(-1, *[1] * (g.ndim - 1)))
@@ -762,19 +859,20 @@ class StackedFleet(Fleet):
                 scale = (plan.clip / (norm + 1e-6)).clamp(max=1.0)
                 for g in gradient:
                     g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
-            before = [p.clone() for p in parameters] if fixed is not None else []
-            optimiser.step(gradient, len(samples))
-            if fixed is not None:
-                for p, old, mask in zip(parameters, before, fixed, strict=True):
-                    p.copy_(torch.where(mask, old, p))
-            return loss, after
+            if not sgd:
+                return loss, after, gradient
+            before = [] if still is None else [p.clone() for p in parameters]
+            descend(plan, parameters, gradient, moments, rate)
+            if still is not None:
+                hold(parameters, before, still)
+            return loss, after, None
 
-        self._steps[mark] = step
-        return step
+        self._steps[mark] = self._compiled(step)
+        return self._steps[mark]
 
     def _distillation(
         self, stack: _Stack, ask: Fit, pairs: Tensor, start: Tensor, place: int, steps: int
-    ) -> Callable[[int, int, Rows, Rows, Tensor | None], Rows] | None:
+    ) -> Callable[[int, int, int, Rows, Rows, Tensor | None], Rows] | None:
         """The gradient of the distance to the nearest target on a public batch, as a function of the step."""
         if ask.distil is None:
             return None
@@ -801,37 +899,35 @@ class StackedFleet(Fleet):
 
         one = self._batched(stack, True, torch.func.grad(gap))
 
-        def gradient(step: int, k: int, parameters: Rows, buffers: Rows, key: Tensor | None) -> Rows:
-            now = chosen[:k, step * distil.batch : (step + 1) * distil.batch]
-            given: Rows = one(
-                parameters,
-                {n: b[:k] for n, b in buffers.items()},
-                key,
-                x[now],
-                distil.targets[nearest[:k, None], now],
-                weight[:k],
-            )
+        def gradient(step: int, a: int, b: int, parameters: Rows, buffers: Rows, key: Tensor | None) -> Rows:
+            now = chosen[a:b, step * distil.batch : (step + 1) * distil.batch]
+            targets = distil.targets[nearest[a:b, None], now]
+            given: Rows = one(parameters, {n: v[a:b] for n, v in buffers.items()}, key, x[now], targets, weight[a:b])
             return given
 
         return gradient
-
-
-class _Bucketed:
-    """A compiled step whose number of rows is rounded up to a bucket, so that few sizes are ever compiled."""
-
-    def __init__(self, step: Callable[..., Any]) -> None:
-        self.step = step
-
-    def __call__(self, *args: Any) -> Any:
-        return self.step(*args)
 
 
 def _store(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return x.to(device=device, dtype=dtype) if x.is_floating_point() else x.to(device)
 
 
+def _width(ask: Ask) -> int:
+    """How wide an answer without pairs is."""
+    return ask.models.shape[1] if isinstance(ask.models, Tensor) else 0
+
+
 def _on_host(name: str) -> bool:
     return "/place/" in name or name.endswith("/step")
+
+
+def _powers(count: int) -> Iterator[tuple[int, int]]:
+    """The spans of powers of two that a count is made of, largest first."""
+    start = 0
+    while start < count:
+        size = 1 << ((count - start).bit_length() - 1)
+        yield start, start + size
+        start += size
 
 
 def _axes(arg: Any) -> Any:
