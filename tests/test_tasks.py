@@ -150,8 +150,8 @@ def test_half_precision_outputs_are_scored_in_float32(name: str, dtype: torch.dt
 
 
 def test_regression_does_not_broadcast() -> None:
-    output, target = torch.arange(4.0), torch.tensor([1.0, 1, 1, 1])
-    expected = torch.tensor([1.0, 0, 1, 4])
+    output, target = torch.arange(4.0), torch.tensor([1.0, 3, 2, 0])
+    expected = torch.tensor([1.0, 4, 0, 9])
     for o in (output, output[:, None]):
         for t in (target, target[:, None]):
             assert torch.equal(Regression().loss(o, t), expected)
@@ -163,6 +163,13 @@ def test_binary_takes_any_kind_of_label_and_both_shapes() -> None:
     for target in (torch.tensor([1, 0]), torch.tensor([True, False]), torch.tensor([[1.0], [0.0]])):
         torch.testing.assert_close(Binary().loss(logits, target), expected)
         torch.testing.assert_close(Binary().loss(logits[:, None], target), expected)
+
+
+def test_an_ignored_token_that_exists_is_no_right_guess() -> None:
+    output = 9 * F.one_hot(torch.tensor([[0, 1, 2, 0]]), V).double()
+    each = LanguageModel(V, ignore=0)
+    got = each.measure(*ragged(each, [(output, torch.tensor([[0, 1, 3, 0]]))]))
+    assert_all_close(got["accuracy"], [0.5])
 
 
 def test_a_sequence_with_nothing_asked_costs_nothing() -> None:
@@ -253,6 +260,13 @@ def test_classes_absent_from_a_split() -> None:
     alone = TASKS["classification"].measure(*ragged(TASKS["classification"], [(output, torch.tensor([1, 1, 1, 1]))]))
     assert alone["auroc"].isnan().all()
     assert_all_close(alone["balanced_accuracy"], [0.5])
+
+
+def test_a_certain_prediction_shares_the_last_calibration_bin() -> None:
+    # certain and wrong, and 0.95 and right, both lie in (14/15, 1]: their gaps −1 and 0.05 add up before the modulus
+    logits = torch.tensor([1e9, math.log(0.95 / 0.05)], dtype=torch.float64)
+    got = Binary().measure(*ragged(Binary(), [(logits, torch.tensor([0, 1]))]), ["calibration_error"])
+    assert_all_close(got["calibration_error"], [0.475])
 
 
 def test_outputs_that_are_not_numbers_give_nan_not_an_error() -> None:

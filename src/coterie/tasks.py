@@ -72,15 +72,14 @@ class Task(ABC):
         self._known(asked)
         # padding may hold anything, NaN and labels out of range included, so it goes before any arithmetic
         kept = summary.where(valid.unsqueeze(-1), 0)
-        some = valid.any(-1)
-        return {metric: self._measure(metric, kept, valid).where(some, torch.nan) for metric in asked}
+        return {metric: self._measure(metric, kept, valid) for metric in asked}
 
     @abstractmethod
     def _check(self, logits: Tensor, target: Tensor) -> None: ...
 
     @abstractmethod
     def _measure(self, metric: str, kept: Tensor, valid: Tensor) -> Tensor:
-        """One metric (m,) from summaries whose padding is zero."""
+        """One metric (m,) from summaries whose padding is zero; an empty split comes out as 0/0."""
 
     def _known(self, asked: Iterable[str]) -> None:
         for metric in asked:
