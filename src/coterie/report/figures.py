@@ -1,0 +1,375 @@
+"""Pictures of the runs of one experiment: curves, learned graphs, who gains, and what it costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
+from numpy.typing import NDArray
+
+from coterie.data.holdings import COLOURS
+from coterie.errors import RecordError
+from coterie.graph.compare import top_share
+from coterie.graph.projections import row_normalised
+from coterie.report import reading
+from coterie.report.numbers import human, title, unit
+from coterie.report.tables import BOUND, REFERENCE, Comparison, Result, better_off, collect, comparisons
+
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # joined to the colours once these run out
+MARKERS = "osD^vPX"
+INK, FAINT, GRID = "#222222", "#777777", "#E6E6E6"
+GAIN, LOSS = COLOURS[0], COLOURS[1]
+NAMED = 24  # clients beyond which their names are left out
+PANELS = 4  # learned graphs beside the true one
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one algorithm is drawn, in every figure the same."""
+
+    colour: str
+    dash: Any
+    marker: str
+
+
+def draw(out: str | Path) -> list[Path]:
+    """Draw the finished runs of an experiment's folder into `figures/` below it."""
+    out = Path(out)
+    found = comparisons(collect([out]))
+    if len(found) != 1:
+        raise RecordError(f"{out} holds {len(found)} experiments: draw the folder of one that `coterie run` wrote")
+    compared = found[0]
+    looks = _looks([row.name for row in compared.rows])
+    folder = out / "figures"
+    folder.mkdir(exist_ok=True)
+    figures = {"curves": _curves(compared, looks), "clients": _clients(compared), "cost": _cost(compared, looks)}
+    figures |= {f"graph-{row.name}": _graphs(compared, row.name) for row in compared.rows}
+    paths = []
+    for name, figure in figures.items():
+        if figure is not None:
+            paths.append(folder / f"{name}.png")
+            figure.savefig(paths[-1], dpi=150)
+    return paths
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+
+def _curves(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
+    """The main metric and the loss against rounds, a line for each algorithm with a band over its seeds."""
+    held = {row.name: [_evaluations(r) for r in _of(compared, row.name)] for row in compared.rows}
+    everything = [seed for seeds in held.values() for seed in seeds]
+    metrics = [m for m in dict.fromkeys((compared.main, "loss")) if everything and all(m in e for e in everything)]
+    if not metrics:
+        return None
+    figure = _figure(5.2 * len(metrics) + 1.9, 4.1)
+    panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+    ends: dict[str, float] = {}
+    for axes, metric in zip(panels, metrics, strict=True):
+        scale = unit(metric)[0]
+        for name, seeds in held.items():
+            rounds = sorted(set.intersection(*(set(seed[metric]) for seed in seeds)))  # those that every seed reached
+            values = scale * np.array([[seed[metric][t] for t in rounds] for seed in seeds])
+            look, mean = looks[name], values.mean(0)
+            few = "o" if len(rounds) < 2 else None
+            axes.plot(rounds, mean, color=look.colour, ls=look.dash, lw=1.8, marker=few, ms=5, zorder=3)
+            if len(seeds) > 1:
+                std = values.std(0, ddof=1)
+                axes.fill_between(rounds, mean - std, mean + std, color=look.colour, alpha=0.13, lw=0, zorder=2)
+            if metric == metrics[0] and rounds:
+                ends[name] = float(mean[-1])
+        axes.set_xlabel("round", fontsize=9.5, color=INK)
+        axes.set_title(title(metric).capitalize(), loc="left", fontsize=10, color=INK)
+        axes.margins(x=0.02)
+        _plain(axes)
+    ranked = sorted(ends, key=lambda name: ends[name], reverse=metrics[0] == compared.main and compared.higher)
+    panels[-1].legend(  # in the order in which the lines of the first panel end
+        handles=[Line2D([], [], color=looks[k].colour, ls=looks[k].dash, lw=1.8, label=k) for k in ranked],
+        **_beside("algorithm, best on top"),
+    )
+    most = max(map(len, held.values()))
+    band = f"; bands: ± std over {most} seeds" if most > 1 else ""
+    _headline(
+        figure,
+        f"How well the personal models do: {compared.experiment}",
+        f"test data, mean over clients{band}",
+        compared,
+    )
+    return figure
+
+
+def _evaluations(result: Result) -> dict[str, dict[int, float]]:
+    """metric → round → mean over clients, of the personal models on test data."""
+    held: dict[str, dict[int, float]] = {}
+    for line in reading.lines(Path(result["run"])):
+        if (line.get("kind"), line.get("models"), line.get("split")) == ("evaluation", "personal", "test"):
+            for metric, number in line["mean"].items():
+                if number is not None:
+                    held.setdefault(metric, {})[line["round"]] = number
+    return held
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+
+def _graphs(compared: Comparison, algorithm: str) -> Figure | None:
+    """The graph an algorithm learned, at several rounds beside the true one; None where nobody listens to another."""
+    result = _of(compared, algorithm)[0]
+    if not (Path(result["run"]) / "graphs.safetensors").is_file():
+        return None
+    learned, truth = reading.graphs(Path(result["run"]))
+    off = ~np.eye(compared.clients, dtype=bool)
+    if not any(w[off].any() for w in learned.values()):
+        return None
+    shown = {t: learned[t] for t in _spread(list(learned), PANELS)}
+    pictures = dict(_captions(shown, truth))
+    stochastic = all(np.allclose(w.sum(1), 1, atol=1e-3) for w in shown.values())
+    if truth is not None:  # on the scale of what was learned
+        belongs = truth > 0
+        pictures["true groups"] = _normalised(belongs) if stochastic else belongs.astype(float)
+    most = max(float(w[off].max()) for w in pictures.values())
+    keys = result["about"]["keys"]
+    groups = np.array(result["about"].get("groups") or [0] * compared.clients)
+    order = np.argsort(groups, kind="stable")
+    borders = np.flatnonzero(np.diff(groups[order])) + 0.5
+    side = 2.3 if compared.clients <= NAMED else 2.7
+    names = compared.clients <= NAMED
+    label = 0.085 * max(map(len, keys)) if names else 0.2
+    figure = _figure(side * len(pictures) + label + 1.5, side + 1.15 + label)
+    panels = figure.subplots(1, len(pictures), squeeze=False)[0]
+    image = None
+    colours = colormaps["YlGnBu"].with_extremes(bad="#CFCFCF")
+    for place, (axes, (caption, w)) in enumerate(zip(panels, pictures.items(), strict=True)):
+        masked = np.ma.masked_array(w[np.ix_(order, order)], mask=~off)
+        image = axes.imshow(masked, cmap=colours, vmin=0, vmax=most, interpolation="nearest", zorder=2)
+        if names:
+            places = np.arange(compared.clients) - 0.5
+            axes.bar(places, 1, 1, places, align="edge", fc="none", ec="#8F8F8F", lw=0, hatch="////", zorder=3)
+        for border in borders:
+            axes.axhline(border, color="#555555", lw=0.4, zorder=4)
+            axes.axvline(border, color="#555555", lw=0.4, zorder=4)
+        axes.set_title(caption, fontsize=9, color=INK)
+        axes.set_facecolor("white")
+        axes.tick_params(length=0, labelsize=7.5, colors=INK)
+        axes.spines[:].set_color("#BBBBBB")
+        ticks = range(compared.clients) if names else []
+        axes.set_xticks(ticks, [keys[i] for i in order] if names else [], rotation=90)
+        axes.set_yticks(ticks, [keys[i] for i in order] if names and place == 0 else [])
+        if place == 0:
+            axes.set_ylabel("who listens", fontsize=9)
+        axes.set_xlabel("to whom", fontsize=9)
+    assert image is not None
+    bar = figure.colorbar(image, ax=list(panels), shrink=0.8, pad=0.015, aspect=16)
+    bar.set_label("weight of the other's model", fontsize=8.5)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=7.5, length=2)
+    note = f"seed {result['seed']}; own weights hidden"
+    if truth is not None:
+        note += "; right peers: true ones among each client's heaviest"
+        note += "; lines: borders of the true groups" if len(borders) else ""
+    _headline(figure, f"Who listens to whom under {algorithm}: {compared.experiment}", note, compared)
+    return figure
+
+
+def _captions(shown: dict[int, NDArray[np.float64]], truth: NDArray[np.float64] | None) -> list[tuple[str, Any]]:
+    texts = []
+    for t, w in shown.items():
+        text = f"after round {t}"
+        share = float("nan") if truth is None else top_share(torch.from_numpy(w), torch.from_numpy(truth))
+        texts.append((text + (f"\n{100 * share:.0f} % right peers" if np.isfinite(share) else ""), w))
+    return texts
+
+
+def _normalised(w: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(row_normalised(torch.from_numpy(w.astype(np.float64))).numpy())
+
+
+def _spread(rounds: Sequence[int], most: int) -> list[int]:
+    """The last round and at most `most` − 1 before it, early ones closer together since most is learned early."""
+    if len(rounds) <= most:
+        return list(rounds)
+    first, last = max(rounds[0], 1), rounds[-1]
+    wished = np.geomspace(first, last, most)
+    picked = sorted({min(rounds, key=lambda t: abs(np.log(max(t, 0.5) / wish))) for wish in wished} | {last})
+    return picked[-most:]
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+
+
+def _clients(compared: Comparison) -> Figure:
+    """Every client's value, and what it would have alone, in a panel for each algorithm."""
+    seed = min(result["seed"] for result in compared.results)
+    chosen = [result for result in compared.results if result["seed"] == seed]
+    alone = next((r for r in chosen if r["algorithm"] == REFERENCE), None)
+    chosen = [r for r in chosen if r is not alone] or chosen
+    scale, main = unit(compared.main)[0], compared.main
+    base = None if alone is None else scale * _floats(alone["clients"][main])
+    n = compared.clients
+    order = np.argsort(scale * _floats(chosen[0]["clients"][main]) if base is None else base, kind="stable")
+    wide = min(len(chosen), 5)
+    tall = -(-len(chosen) // wide)
+    names = n <= NAMED
+    height = max(1.7, n * (0.2 if names else 0.042))
+    figure = _figure(max(2.0 * wide + 1.6, 6.4), tall * (height + 0.45) + 1.5)
+    grid = figure.subplots(tall, wide, squeeze=False, sharex=True, sharey=True)
+    size = 26 if names else 7
+    at = np.arange(n)
+    for axes, result in zip(grid.flat, chosen, strict=False):
+        own = scale * _floats(result["clients"][main])[order]
+        caption = result["algorithm"]
+        if base is None or alone is None:
+            axes.scatter(own, at, s=size, color=GAIN, lw=0, zorder=3)
+        else:
+            start = base[order]
+            gains = (own > start) if compared.higher else (own < start)
+            colours = np.where(own == start, FAINT, np.where(gains, GAIN, LOSS))
+            axes.hlines(at, start, own, colors=colours, lw=1.6 if names else 0.8, alpha=0.55, zorder=2)
+            axes.scatter(start, at, s=size, marker="|", color=INK, lw=1.2 if names else 0.7, zorder=3)
+            axes.scatter(own, at, s=size, c=colours, lw=0, zorder=4)
+            share = better_off(result, compared.results)
+            caption += f"\n{'–' if share is None else f'{100 * share:.0f} %'} better off"
+        axes.set_title(caption, fontsize=9, color=INK)
+        axes.set_ylim(-0.8, n - 0.2)
+        keys = [chosen[0]["about"]["keys"][i] for i in order]
+        axes.set_yticks(at if names else [], keys if names else [])
+        axes.margins(x=0.06)
+        _plain(axes)
+    for axes in list(grid.flat)[len(chosen) :]:
+        axes.set_visible(False)
+    figure.supxlabel(title(main), fontsize=9.5, color=INK)
+    figure.supylabel(f"{n} clients, by their value alone" if base is not None and not names else "", fontsize=9.5)
+    note = f"test data, seed {seed}, each client's best validation round"
+    if base is not None:
+        marks = [
+            Line2D([], [], color=INK, marker="|", ls="", ms=8, label="alone (local)"),
+            Line2D([], [], color=GAIN, marker="o", ls="", ms=5, label="better off"),
+            Line2D([], [], color=LOSS, marker="o", ls="", ms=5, label="worse off"),
+        ]
+        figure.legend(handles=marks, **_under_headline(figure))
+    _headline(figure, f"Who gains from collaborating: {compared.experiment}", note, compared, legend=base is not None)
+    return figure
+
+
+# ---- cost ------------------------------------------------------------------------------------------------------------
+
+
+def _cost(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
+    """The main metric against the numbers sent; None where all send the same."""
+    sending = [row for row in compared.rows if row.sent > 0]
+    if len({row.sent for row in sending}) < 2:
+        return None
+    scale = unit(compared.main)[0]
+    figure = _figure(8.0, 4.1)
+    axes = figure.subplots()
+    for row in compared.rows:
+        look, mean = looks[row.name], scale * row.mean
+        std = scale * float(np.std(row.best, ddof=1)) if len(row.best) > 1 else 0.0
+        if row.sent > 0:
+            axes.errorbar(
+                row.sent, mean, std, color=look.colour, marker=look.marker, ms=9, lw=1.4, mec="white", mew=0.6, zorder=3
+            )
+        else:
+            axes.axhline(mean, color=look.colour, ls=look.dash, lw=1.4, zorder=2)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda number, _: human(number))
+    axes.set_xlabel("numbers sent, up and down, over the whole run", fontsize=9.5, color=INK)
+    axes.set_title(title(compared.main).capitalize(), loc="left", fontsize=10, color=INK)
+    axes.margins(x=0.12, y=0.1)
+    _plain(axes)
+    ranked = sorted(compared.rows, key=lambda row: row.mean, reverse=compared.higher)
+    handles = []
+    for row in ranked:
+        look = looks[row.name]
+        style: dict[str, Any] = (
+            {"ls": look.dash} if row.sent == 0 else {"ls": "", "marker": look.marker, "mec": "white", "mew": 0.6}
+        )
+        handles.append(
+            Line2D([], [], color=look.colour, ms=9, label=row.name + " (sends none)" * (row.sent == 0), **style)
+        )
+    axes.legend(handles=handles, **_beside("algorithm, best on top"))
+    bars = "; bars: ± std over seeds" if any(len(row.best) > 1 for row in compared.rows) else ""
+    note = f"test data at each client's best validation round, mean over clients{bars}"
+    _headline(figure, f"What the result costs: {compared.experiment}", note, compared)
+    return figure
+
+
+# ---- what they share -------------------------------------------------------------------------------------------------
+
+
+def _looks(names: Sequence[str]) -> dict[str, Look]:
+    """Colours first, then dashes; training alone and knowing the truth, between which the others lie, stay grey."""
+    looks, place = {}, 0
+    for name in names:
+        if name == REFERENCE:
+            looks[name] = Look(INK, (0, (2, 1.2)), "p")
+        elif name == BOUND:
+            looks[name] = Look(FAINT, (0, (6, 1.5, 1, 1.5)), "*")
+        else:
+            ring, step = divmod(place, len(COLOURS))
+            looks[name] = Look(COLOURS[step], DASHES[ring % len(DASHES)], MARKERS[place % len(MARKERS)])
+            place += 1
+    return looks
+
+
+def _of(compared: Comparison, algorithm: str) -> list[Result]:
+    return sorted((r for r in compared.results if r["algorithm"] == algorithm), key=lambda r: r["seed"])
+
+
+def _floats(values: Sequence[Any]) -> NDArray[np.float64]:
+    return np.array([np.nan if each is None else each for each in values], dtype=np.float64)
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _plain(axes: Axes) -> None:
+    axes.grid(color=GRID, lw=0.7, zorder=0)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=8.5, colors=INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color("#BBBBBB")
+
+
+def _beside(heading: str) -> dict[str, Any]:
+    return {
+        "title": heading,
+        "loc": "upper left",
+        "bbox_to_anchor": (1.01, 1.02),
+        "frameon": False,
+        "fontsize": 8.5,
+        "title_fontsize": 8.5,
+        "alignment": "left",
+        "handlelength": 2.6,
+    }
+
+
+def _under_headline(figure: Figure) -> dict[str, Any]:
+    top = 1 - 0.52 / figure.get_figheight()
+    corner = {"loc": "upper left", "bbox_to_anchor": (0.0, top), "borderaxespad": 0.1}
+    return {**corner, "ncols": 3, "frameon": False, "fontsize": 8.5, "handletextpad": 0.2, "columnspacing": 1.4}
+
+
+def _headline(figure: Figure, text: str, note: str, compared: Comparison, *, legend: bool = False) -> None:
+    """What one sees, in bold, and below it of what; the rest of the figure stays clear of both, and of a legend."""
+    where = f"{compared.data}, {compared.clients} clients, scale {compared.scale}"
+    high, left = figure.get_figheight(), 0.1 / figure.get_figwidth()
+    figure.text(left, 1 - 0.19 / high, text, fontsize=12, fontweight="bold", color=INK, va="center")
+    figure.text(left, 1 - 0.42 / high, f"{where}; {note}", fontsize=8.5, color="#555555", va="center")
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 0, 1, 1 - (0.85 if legend else 0.62) / high))
