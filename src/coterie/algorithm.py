@@ -24,12 +24,14 @@ class Algorithm(ABC):
     """A subclass is a frozen dataclass of hyper-parameters named as in its paper.
 
     A field called `rounds` is filled with the run's budget, one called `groups` with the true clusters, where they are
-    not given. The docstring has a line `Travels: up …, down …; phases …` in n, d and m (= those present), which the
-    contract suite holds against the ledger.
+    not given. Its module's docstring has a line `Travels: up …, down …; phases …; graphs …; rows ….`: numbers sent a round
+    in n, d and m (those present), messages per client, steps compiled, and the most rows of width d that one tensor
+    holds. The contract suite measures all of them.
     """
 
     buffers: ClassVar[Buffers] = "personal"  # with which buffers its models are evaluated
     stochastic: ClassVar[bool] = True  # whether the rows of its graph sum to one
+    absent_stays: ClassVar[bool] = True  # whether the personal model of an absent client stays as it was
     mixed: ClassVar[bool] = False  # whether clients of different architectures can take part
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
     x ← x + server_lr · Σ_i p_i (x_i − x),   x_i: the client's training from x,   p_i ∝ n_i over those who answered
 
-Travels: up m·d, down m·d; phases 1.
+Travels: up m·d, down m·d; phases 1; graphs 1; rows n.
 """
 
 from dataclasses import dataclass, field
@@ -39,6 +39,7 @@ class FedAvg(Algorithm):
     weighted: bool = True  # by the clients' amounts of data, as published; else equally
 
     buffers = "averaged"
+    absent_stays = False
 
     def init(self, fleet: Fleet) -> FedAvgState:
         """The shared initial model."""

@@ -3,7 +3,7 @@
 Until the last `finetune` share of the rounds this is FedAvg, and the personal model is what the client's local training
 made of the global one. From then on everyone trains its own copy.
 
-Travels: up m·d, down m·d; phases 1. (Once fine-tuning has begun, nothing: its first round still sends x down.)
+Travels: up m·d, down m·d; phases 1; graphs 1; rows n. (Once fine-tuning has begun, nothing: its first round still sends x down.)
 """
 
 from dataclasses import dataclass, field

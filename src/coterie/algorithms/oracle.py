@@ -1,6 +1,6 @@
 """Oracle: FedAvg inside each true group. What a method that finds the groups at once could reach.
 
-Travels: up m·d, down m·d; phases 1.
+Travels: up m·d, down m·d; phases 1; graphs 1; rows n.
 """
 
 from dataclasses import dataclass, field
@@ -31,6 +31,8 @@ class Oracle(Algorithm):
     groups: tuple[int, ...] = ()  # the group of each client
     plan: Plan = field(default_factory=lambda: Plan(epochs=1))
     weighted: bool = True
+
+    absent_stays = False
 
     def init(self, fleet: Fleet) -> OracleState:
         """The shared initial model, once per group."""
