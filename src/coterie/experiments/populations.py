@@ -1,0 +1,97 @@
+"""The `[population]` table: who there is. A `kind` names the function that makes the clients of a seed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from coterie import models, tasks
+from coterie.data.augment import Augment
+from coterie.data.dataset import Dataset
+from coterie.data.partitions import partition as cut
+from coterie.data.population import Population, deal
+from coterie.errors import CoterieError, SettingError
+from coterie.settings import build, call
+
+Named = str | Mapping[str, Any]  # a name, or a table with a `name` and its settings
+
+
+def _named(given: Named, where: str) -> tuple[str, dict[str, Any]]:
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise SettingError(f"{where} must be a name or a table with a name, not {given!r}")
+    return given["name"], {k: v for k, v in given.items() if k != "name"}
+
+
+def _task(given: Named, dataset: Dataset) -> tasks.Task:
+    """The task; how many classes there are is the data set's to say."""
+    name, settings = _named(given, "population.task")
+    kind = tasks.TASKS.get(name)
+    if kind is not None and "classes" in {f.name for f in fields(kind)}:  # type: ignore[arg-type]
+        settings.setdefault("classes", len(dataset.classes) or int(dataset.targets.max()) + 1)
+    return tasks.task(name, **settings)
+
+
+def _transform(given: Mapping[str, Any] | None, dataset: Dataset) -> Augment | None:
+    """How images are varied; `normalise = true` takes means and deviations from the data set."""
+    if given is None:
+        return Augment() if dataset.inputs.dtype == np.uint8 else None
+    settings = dict(given)
+    if settings.pop("normalise", False):
+        if "mean" not in dataset.facts or "std" not in dataset.facts:
+            raise SettingError(f"population.augment: {dataset.name} does not say its channel means; give mean and std")
+        settings |= {"mean": dataset.facts["mean"], "std": dataset.facts["std"]}
+    return build(Augment, settings, "population.augment")
+
+
+def dealt(
+    seed: int,
+    *,
+    data: Named,
+    partition: Named,
+    model: Named | Sequence[Named],
+    task: Named = "classification",
+    augment: Mapping[str, Any] | None = None,
+) -> Population:
+    """A data set dealt to clients anew for each seed, unless the partition fixes its own.
+
+    Of several models, client i gets number i modulo their count.
+    """
+    from coterie.data.sources import load
+
+    name, settings = _named(data, "population.data")
+    dataset = load(name, **settings)
+    name, settings = _named(partition, "population.partition")
+    division = cut(name, dataset, **{"seed": seed, **settings})
+    given = [model] if isinstance(model, str | Mapping) else list(model)
+    makers = []
+    for one in given:
+        name, settings = _named(one, "population.model")
+        makers.append(partial(models.build, name, **settings))
+    return deal(
+        dataset,
+        division,
+        model=makers[0] if len(makers) == 1 else [makers[i % len(makers)] for i in range(len(division))],
+        task=_task(task, dataset),
+        transform=_transform(augment, dataset),
+    )
+
+
+POPULATIONS: dict[str, Callable[..., Population]] = {
+    "dealt": dealt,
+}
+
+
+def make(settings: Mapping[str, Any], seed: int) -> Population:
+    """The clients of a seed."""
+    given = dict(settings)
+    kind = given.pop("kind", "dealt")
+    try:
+        return call("population", kind, POPULATIONS, seed, **given)
+    except CoterieError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:  # a value of the wrong type, deep inside
+        raise SettingError(f"population: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,288 @@
+"""Drives one run: rounds, measuring, the record, checkpoints. Never looks at a round's tensors before it is measured."""
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithm import Algorithm, Info
+from coterie.asks import Evaluate, Fit, Own, Plan
+from coterie.data.population import SPLITS
+from coterie.errors import RecordError, SettingError
+from coterie.experiments.budget import Budget
+from coterie.fleet.base import Fleet
+from coterie.runs.best import Best, Measured, named, revealed
+from coterie.runs.checkpoint import Checkpoint
+from coterie.runs.files import DiskFull
+from coterie.runs.listeners import Label, Listener
+from coterie.runs.packing import pack, unpack
+from coterie.runs.record import Record
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """How a run ended: finished with a result, or paused without."""
+
+    status: str
+    rounds: int
+    result: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # "best" and "last", as the record names them
+    lines: list[dict[str, Any]] = field(default_factory=list)  # what this process measured
+    state: Any = None
+
+
+def drive(
+    fleet: Fleet,
+    algorithm: Algorithm,
+    budget: Budget,
+    *,
+    name: str = "",
+    record: Record | None = None,
+    point: Checkpoint | None = None,
+    listeners: Sequence[Listener] = (),
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """One run to its end, or until `stop` is set, from the start or from a checkpoint; without a record nothing stays.
+
+    Everything a run needs is in its arguments, so several may go on in threads of one process.
+    """
+    run = _Run(fleet, algorithm, budget, name, record, listeners)
+    try:
+        return run.go(point, stop or threading.Event())
+    except DiskFull as error:
+        run.close("paused", str(error))
+        raise
+    except BaseException as error:
+        run.close("failed", f"{type(error).__name__}: {error}")
+        raise
+
+
+class _Run:
+    def __init__(
+        self, fleet: Fleet, algorithm: Algorithm, budget: Budget, name: str, record: Record | None,
+        listeners: Sequence[Listener],
+    ) -> None:  # fmt: skip
+        self.fleet, self.algorithm, self.budget, self.record = fleet, algorithm, budget, record
+        task = fleet.task
+        self.main = task.main
+        for metric in budget.metrics or ():
+            task.higher_is_better(metric)  # refuses what the task does not know
+        wanted = budget.metrics or task.metrics
+        self.metrics = tuple(m for m in task.metrics if m in wanted or m in (task.main, "loss"))
+        self.label = Label(name or type(algorithm).__name__.lower(), fleet.seed, budget.rounds, task.main)
+        self.listeners = listeners
+        self.splits = [s for s in budget.splits if bool(fleet.sizes(s).any())]
+        self.best = Best(fleet.n, task.main, task.higher_is_better(task.main), keep=budget.keep_models)
+        self.sizes = {s: fleet.sizes(s).double() for s in SPLITS}
+        self.lines: list[dict[str, Any]] = []
+        self.rounds: list[tuple[int, Info]] = []  # not yet written
+        self.done = 0
+        self.before = 0.0  # seconds of earlier processes
+        self.began = time.perf_counter()
+
+    def go(self, point: Checkpoint | None, stop: threading.Event) -> Outcome:
+        fleet, algorithm, budget = self.fleet, self.algorithm, self.budget
+        if not self.splits:
+            raise SettingError(f"no client has any {' or '.join(budget.splits)} data to measure models on")
+        state = algorithm.init(fleet)
+        if point is not None:
+            state = self.restore(point, type(state))
+        for each in self.listeners:
+            each.begin(self.label, self.done)
+        last = self.measure(state) if point is None else None
+        graph: Tensor | None = None
+        while self.done < budget.rounds and not (budget.patience and self.best.stale >= budget.patience):
+            if stop.is_set():
+                return self.pause(state)
+            fleet.begin(self.done)
+            state, info = algorithm.round(fleet, state)
+            self.done += 1
+            last, graph = None, info.graph
+            self.rounds.append((self.done, info if budget.draws(self.done) else _light(info)))
+            if budget.evaluates(self.done):
+                last = self.measure(state)
+            if budget.saves(self.done) and self.done < budget.rounds:
+                self.save(state)
+            for each in self.listeners:
+                each.round(self.label, self.done)
+        return self.finish(state, last, graph)
+
+    # ---- measuring ---------------------------------------------------------------------------------------------------
+
+    def measure(self, state: Any, *, write: bool = True) -> Measured:
+        """Metrics of every client on every split; the only place, with checkpoints, where the host waits."""
+        models = self.algorithm.personal(state)
+        now = {split: self.values(models, split) for split in self.splits}
+        if not write:
+            return now
+        better = self.best.update(self.done, now)
+        self.best.take(better, self.fleet, models, self.algorithm.buffers == "averaged")
+        self.write(self.training())
+        self.write([self.line("personal", split, values) for split, values in now.items()])
+        if self.budget.after_local:
+            after = {split: self.after(models, split) for split in self.splits}
+            self.write([self.line("after", split, values) for split, values in after.items() if values])
+        for each in self.listeners:
+            for split, values in now.items():
+                each.evaluation(self.label, self.done, split, {m: float(v.nanmean()) for m, v in values.items()})
+        return now
+
+    def values(self, models: Tensor | Own, split: str, clients: Tensor | None = None) -> dict[str, Tensor]:
+        """Each metric of some clients (all by default), on the host."""
+        clients = self.fleet.everyone if clients is None else clients
+        ask = Evaluate(clients, models, split, metrics=self.metrics, buffers=self.algorithm.buffers)
+        found = self.fleet.watch(ask).metrics
+        stacked = torch.stack([found[m].double() for m in self.metrics]).cpu()
+        return dict(zip(self.metrics, stacked, strict=True))
+
+    def after(self, models: Tensor | Own, split: str) -> dict[str, Tensor]:
+        """The same after one more local training by the algorithm's plan, one architecture at a time."""
+        plan = getattr(self.algorithm, "plan", None)
+        if not isinstance(plan, Plan):
+            return {}
+        fleet, plan = self.fleet, plan.at(self.done)
+        architecture = torch.tensor(fleet.population.architecture[: fleet.n])
+        found = {m: torch.full((fleet.n,), torch.nan, dtype=torch.float64) for m in self.metrics}
+        for a in architecture.unique():
+            clients = (architecture == a).nonzero().flatten()
+            start = models if isinstance(models, Own) or models.ndim == 1 else models[clients.to(models.device)]
+            rows = fleet.watch(Fit(clients, start, plan, give="rows", track=False)).rows
+            for metric, value in self.values(rows, split, clients).items():
+                found[metric][clients] = value
+        return found
+
+    def line(self, models: str, split: str, values: dict[str, Tensor]) -> dict[str, Any]:
+        """One evaluation as the metrics hold it."""
+        size = self.sizes[split]
+        made = {
+            "round": self.done,
+            "kind": "evaluation",
+            "models": models,
+            "split": split,
+            "clients": {m: v.tolist() for m, v in values.items()},
+            "mean": {m: float(v.nanmean()) for m, v in values.items()},
+            "weighted": {m: _weighted(v, size) for m, v in values.items()},
+        }
+        self.lines.append(made)
+        return made
+
+    def training(self) -> list[dict[str, Any]]:
+        """Lines about the rounds since the last time, brought to the host."""
+        lines = []
+        for done, info in self.rounds:
+            loss = None if info.loss is None else info.loss.tolist()
+            lines.append({"round": done, "kind": "training", "loss": loss, "ok": info.ok.tolist(), "extra": info.extra})
+            if info.graph.numel() and self.record is not None:
+                self.record.graph(done, info.graph)
+        self.rounds = []
+        return lines
+
+    # ---- the record --------------------------------------------------------------------------------------------------
+
+    def write(self, lines: list[dict[str, Any]]) -> None:
+        if self.record is not None and lines:
+            self.record.lines(lines)
+
+    def save(self, state: Any) -> None:
+        """A checkpoint after this round."""
+        if self.record is None:
+            return
+        self.write(self.training())
+        tree, tensors = pack(state, "algorithm")
+        best, more = pack(self.best.state(), "runner")
+        fleet, kept = pack(self.fleet.state(), "fleet")
+        note = {"algorithm": tree, "runner": best, "fleet": fleet, "seconds": self.seconds}
+        self.record.save(Checkpoint(self.done, note, tensors | more | kept))
+
+    def restore(self, point: Checkpoint, kind: type) -> Any:
+        """Go back to a checkpoint; the state of the algorithm."""
+        device = self.fleet.device
+        self.best.load(unpack(point.note["runner"], point.tensors, dict, device))
+        self.fleet.load(unpack(point.note["fleet"], point.tensors, dict, device))
+        self.done, self.before = point.round, point.note["seconds"]
+        return unpack(point.note["algorithm"], point.tensors, kind, device)
+
+    def pause(self, state: Any) -> Outcome:
+        if self.record is not None:
+            if self.done:
+                self.save(state)
+            self.record.mark("paused", rounds_run=self.done, seconds=self.seconds)
+        self.tell_end("paused")
+        return Outcome("paused", self.done, lines=self.lines, state=state)
+
+    def finish(self, state: Any, last: Measured | None, graph: Tensor | None) -> Outcome:
+        """The result and the models of a run that has come to its end."""
+        last = self.measure(state, write=False) if last is None else last
+        models: dict[str, dict[str, Tensor]] = {}
+        if self.budget.keep_models:
+            personal = self.algorithm.personal(state)
+            rows, buffers = revealed(self.fleet, personal, averaged=self.algorithm.buffers == "averaged")
+            models["last"] = named(self.fleet.keys, rows, buffers)
+            models["best"] = named(self.fleet.keys, self.best.rows, self.best.buffers)
+        split = "test" if "test" in last else next(iter(last))
+        result = {
+            "algorithm": self.label.algorithm,
+            "seed": self.label.seed,
+            "split": split,
+            "metrics": self.summary(self.best.measured[split], split),
+            "last": self.summary(last[split], split),
+            "validation": {m: float(v.nanmean()) for m, v in self.best.measured.get("validation", {}).items()},
+            "clients": {m: v.tolist() for m, v in self.best.measured[split].items()},
+            "clients_last": {m: v.tolist() for m, v in last[split].items()},
+            "best_round": self.best.round.tolist(),
+            "ledger": self.fleet.ledger.totals(),
+            "seconds": self.seconds,
+            "rounds_run": self.done,
+            "run": "" if self.record is None else str(self.record.folder),
+        }
+        if self.record is not None:
+            self.write(self.training())
+            if graph is not None:
+                self.record.graph(self.done, graph)
+            self.record.finish(result, models)
+        self.tell_end("finished")
+        return Outcome("finished", self.done, result, models, self.lines, state)
+
+    def summary(self, values: dict[str, Tensor], split: str) -> dict[str, Any]:
+        """The numbers of a table: plain means, the spread over clients, and the main metric in more ways."""
+        main = values[self.main]
+        main = main[~main.isnan()]
+        worst = (main.min() if self.best.higher else main.max()) if len(main) else torch.nan
+        return {
+            **{m: float(v.nanmean()) for m, v in values.items()},
+            f"{self.main}_std_clients": float(main.std(correction=0)) if len(main) else torch.nan,
+            f"{self.main}_weighted": _weighted(values[self.main], self.sizes[split]),
+            "worst_client": float(worst),
+            "share_improved": None,  # known once `local` has run on the same seed
+        }
+
+    def close(self, status: str, why: str) -> None:
+        """Say that it went wrong, if the disk still lets us."""
+        if self.record is not None and self.record.status == "running":
+            with suppress(RecordError):
+                self.record.mark(status, rounds_run=self.done, seconds=self.seconds, why=why)
+        self.tell_end(status)
+
+    def tell_end(self, status: str) -> None:
+        for each in self.listeners:
+            each.end(self.label, status)
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.perf_counter() - self.began
+
+
+def _light(info: Info) -> Info:
+    """What the metrics need of a round, without its graph."""
+    return Info(torch.empty(0), info.ok, info.loss, info.extra)
+
+
+def _weighted(values: Tensor, size: Tensor) -> float:
+    """Mean over clients by their samples; those without a value do not count."""
+    there = ~values.isnan()
+    return float((values[there] * size[there]).sum() / size[there].sum()) if bool(there.any()) else torch.nan

@@ -1,0 +1,296 @@
+"""All runs of one experiment: their folders, which of them go together, and going on where they stopped."""
+
+import os
+import platform
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+import coterie
+from coterie.data.population import SPLITS, Population
+from coterie.errors import CoterieError, RecordError
+from coterie.experiments import reader
+from coterie.experiments.reader import Experiment
+from coterie.fleet.base import Fleet
+from coterie.fleet.loop import LoopFleet
+from coterie.fleet.participation import Participation
+from coterie.fleet.stacked import StackedFleet
+from coterie.runs import files
+from coterie.runs.checkpoint import Checkpoint
+from coterie.runs.files import DiskFull
+from coterie.runs.listeners import Listener, TensorBoard
+from coterie.runs.record import FORMAT, RESULT, Record, known, true_graph
+from coterie.runs.runner import Outcome, drive
+
+EXPERIMENT = "experiment.json"
+Result = dict[str, Any]
+
+
+class Study:
+    """One experiment in one folder. Made by `begin` or `find`."""
+
+    def __init__(self, out: Path, experiment: Experiment, device: str) -> None:
+        self.out, self.experiment, self.device = out, experiment, device
+        self._populations: dict[int, Population] = {}
+
+    @classmethod
+    def begin(cls, experiment: Experiment, out: Path | None, *, device: str = "cpu", command: str = "") -> "Study":
+        """A folder of its own: the one that is wanted, or runs/NAME-SCALE with the first number that is free."""
+        if out is None:
+            base = Path("runs") / f"{experiment.name}-{experiment.scale}"
+            out, number = base, 1
+            while _used(out):
+                number += 1
+                out = base.with_name(f"{base.name}-{number}")
+        elif _used(out):
+            raise RecordError(f"{out} is already used: choose another --out, or go on with `coterie resume {out}`")
+        with files.explained("the folder", out):
+            out.mkdir(parents=True, exist_ok=True)
+        about = {
+            "format": FORMAT,
+            "experiment": reader.plain(experiment),
+            "source": experiment.source,
+            "device": device,
+            "command": command,
+            "versions": versions(),
+            "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+        }
+        files.write_json(out / EXPERIMENT, about)
+        return cls(out, experiment, device)
+
+    @classmethod
+    def find(cls, folder: Path) -> "Study":
+        """The study that a folder, or the folder of one of its runs, belongs to."""
+        for out in (folder, folder.parent.parent):
+            path = out / EXPERIMENT
+            if path.is_file():
+                about = files.read_json(path)
+                known(about, path)
+                return cls(out, reader.restore(about["experiment"], str(path)), about["device"])
+        raise RecordError(f"{folder} holds no experiment of Coterie: there is no {EXPERIMENT} in it")
+
+    def record(self, algorithm: str, seed: int) -> Record:
+        """The record of one run, which may not have begun."""
+        return Record(self.out / algorithm / f"seed-{seed}").read()
+
+    def results(self) -> list[Result]:
+        """Of the runs that are finished, in the experiment's order."""
+        found = []
+        for algorithm in self.experiment.algorithms:
+            for seed in self.experiment.budget.seeds:
+                path = self.out / algorithm / f"seed-{seed}" / RESULT
+                if path.exists() and self.record(algorithm, seed).status == "finished":
+                    found.append(files.read_json(path))
+        return found
+
+    def go(
+        self, listeners: Sequence[Listener] = (), stop: threading.Event | None = None, only: Sequence[str] | None = None
+    ) -> list[Result]:
+        """Run what is not finished, from its last checkpoint where there is one.
+
+        An algorithm that fails on purpose does not take the others with it; its error is raised at the end.
+        """
+        stop = stop or threading.Event()
+        heard = [*listeners]
+        if "tensorboard" in self.experiment.budget.track:
+            heard.append(TensorBoard(self.out / "tensorboard"))
+        error: CoterieError | None = None
+        with self._locked():
+            for algorithm in self.experiment.algorithms if only is None else only:
+                for seeds in self._batches():
+                    if stop.is_set():
+                        return self.results()
+                    try:
+                        self._batch(algorithm, seeds, heard, stop)
+                    except DiskFull:
+                        raise
+                    except CoterieError as problem:
+                        error = error or type(problem)(f"{algorithm}: {problem}")
+            self._improved()
+        if error is not None:
+            raise error
+        return self.results()
+
+    # ---- one batch ---------------------------------------------------------------------------------------------------
+
+    def _batches(self) -> list[tuple[int, ...]]:
+        """Seeds that run together."""
+        return [(seed,) for seed in self.experiment.budget.seeds]
+
+    def _batch(self, algorithm: str, seeds: tuple[int, ...], listeners: Sequence[Listener], stop: threading.Event) -> None:
+        """The runs of some seeds, side by side."""
+
+        def tell(message: str) -> None:
+            for each in listeners:
+                each.tell(message)
+
+        records = [self.record(algorithm, seed) for seed in seeds]
+        points = together([r for r in records if r.status], tell) if any(r.status for r in records) else {}
+        going: list[tuple[int, Record, Checkpoint | None]] = []
+        for seed, record in zip(seeds, records, strict=True):
+            if record.status == "finished" and record.folder not in points:
+                continue
+            point = points.get(record.folder)
+            if point is None:
+                record.begin(self._about(algorithm, seed, seeds), true_graph(self.population(seed).groups))
+            else:
+                record.rewind(point, tell)
+            going.append((seed, record, point))
+        if not going:
+            return
+        fleets = self._fleets([seed for seed, _, _ in going])
+
+        def run(fleet: Fleet, seed: int, record: Record, point: Checkpoint | None) -> Outcome:
+            try:
+                made = self.experiment.algorithm(algorithm, self.population(seed).groups)
+                return drive(
+                    fleet, made, self.experiment.budget, name=algorithm, record=record, point=point,
+                    listeners=listeners, stop=stop,
+                )  # fmt: skip
+            finally:
+                close = getattr(fleet, "close", None)
+                if close is not None:
+                    close()
+
+        if len(going) == 1:
+            run(fleets[0], *going[0])
+            return
+        problems: list[BaseException] = []
+
+        def guarded(fleet: Fleet, *which: Any) -> None:
+            try:
+                run(fleet, *which)
+            except BaseException as problem:
+                problems.append(problem)
+
+        threads = [threading.Thread(target=guarded, args=(f, *g)) for f, g in zip(fleets, going, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise problems[0]
+
+    def _fleets(self, seeds: Sequence[int]) -> list[Fleet]:
+        """A fleet for each seed."""
+        budget = self.experiment.budget
+        dtype = getattr(torch, budget.dtype)
+        autocast = None if budget.autocast is None else getattr(torch, budget.autocast)
+        fleets: list[Fleet] = []
+        for seed in seeds:
+            population = self.population(seed)
+            if budget.fleet == "loop":
+                fleets.append(LoopFleet(population, seed=seed, device=self.device, dtype=dtype))
+            else:
+                fleets.append(StackedFleet(population, seed=seed, device=self.device, dtype=dtype, autocast=autocast))
+        rules = self.experiment.attendance.rules()
+        return [Participation(fleet, *rules) for fleet in fleets] if rules else fleets
+
+    def population(self, seed: int) -> Population:
+        """The clients of a seed, dealt once for all algorithms."""
+        if seed not in self._populations:
+            self._populations[seed] = self.experiment.population(seed)
+        return self._populations[seed]
+
+    def _about(self, algorithm: str, seed: int, batch: Sequence[int]) -> dict[str, Any]:
+        """What run.json says from the start."""
+        experiment, population = self.experiment, self.population(seed)
+        facts = dict(population.facts)
+        return {
+            "experiment": experiment.name,
+            "scale": experiment.scale,
+            "algorithm": algorithm,
+            "settings": experiment.algorithm(algorithm, population.groups),
+            "seed": seed,
+            "batch": list(batch),
+            "rounds": experiment.budget.rounds,
+            "keys": population.keys[: population.n],
+            "groups": population.groups,
+            "sizes": {split: population.sizes(split) for split in SPLITS},
+            "task": population.task.name,
+            "main": population.task.main,
+            "higher": population.task.higher_is_better(population.task.main),
+            "resplit": bool(facts.pop("resplit", False)),
+            "facts": facts,
+            "versions": versions(),
+            "device": self.device,
+            "seconds": 0.0,
+        }
+
+    # ---- the folder --------------------------------------------------------------------------------------------------
+
+    def _improved(self) -> None:
+        """Fill in which share of the clients does better than alone, where `local` has run on the same seed."""
+        results = self.results()
+        alone = {r["seed"]: r for r in results if r["algorithm"] == "local"}
+        for result in results:
+            local = alone.get(result["seed"])
+            if local is None or result is local:
+                continue
+            about = self.record(result["algorithm"], result["seed"]).about
+            for table, clients in (("metrics", "clients"), ("last", "clients_last")):
+                pairs = zip(result[clients][about["main"]], local[clients][about["main"]], strict=True)
+                known = [(a, b) for a, b in pairs if a is not None and b is not None]
+                better = sum(a > b if about["higher"] else a < b for a, b in known)
+                result[table]["share_improved"] = better / len(known) if known else None
+            files.write_json(self.out / result["algorithm"] / f"seed-{result['seed']}" / RESULT, result)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time; a killed one lets go."""
+        with files.explained("the folder", self.out):
+            lock = FileLock(self.out / ".lock", timeout=0)
+            try:
+                lock.acquire()
+            except Timeout:
+                raise RecordError(f"{self.out} is in use by another process: wait for it, or stop it first") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def together(records: Sequence[Record], tell: Any) -> dict[Path, Checkpoint]:
+    """From where the runs of a batch go on: the newest round of which every unfinished one has a good checkpoint.
+
+    One that finished after that round goes along from it if it can, so that the batch is what it was. Runs that are
+    not in the answer are finished, or begin anew.
+    """
+    open_ = [r for r in records if r.status != "finished"]
+    if not open_:
+        return {}
+    good = {r.folder: {p.round: p for p in r.good(tell)} for r in open_}
+    common = set.intersection(*(set(points) for points in good.values()))
+    if not common:
+        return {}
+    newest = max(common)
+    found = {folder: points[newest] for folder, points in good.items()}
+    for record in records:
+        if record.status == "finished" and record.about.get("rounds_run", newest) > newest:
+            found |= {record.folder: p for p in record.good(tell) if p.round == newest}
+    return found
+
+
+def versions() -> dict[str, str]:
+    """What made a record."""
+    return {"coterie": coterie_version(), "torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def coterie_version() -> str:
+    """The installed version."""
+    from importlib.metadata import version
+
+    return version(coterie.__name__)
+
+
+def _used(folder: Path) -> bool:
+    with files.explained("the folder", folder):
+        if folder.exists() and not folder.is_dir():
+            raise RecordError(f"{folder} is a file, not a folder for a record")
+        return folder.is_dir() and any(folder.iterdir())
