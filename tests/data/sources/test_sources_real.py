@@ -55,3 +55,40 @@ def test_a_second_load_of_cifar10_takes_under_a_second(home):
     data = sources.load("cifar10")
     assert data.inputs[-1].sum() > 0
     assert time.perf_counter() - began < 1
+
+
+def test_the_multi_clinic_table_is_the_real_one(home):
+    sources.get("clinics", "package")
+    data = sources.load("clinics")
+    assert data.inputs.shape == (814, 39)
+    assert np.bincount(data.groups).tolist() == [167, 247, 208, 192]
+    assert np.bincount(data.targets).tolist() == [711, 103]
+    assert 0.03 < np.isnan(data.inputs).mean() < 0.1
+
+
+def test_texts_are_the_real_ones(home):
+    pytest.importorskip("tokenizers")
+    sources.get("trec")
+    data = sources.load("trec")
+    assert len(data.inputs) == 5_382
+    assert (len(data.classes), len(set(data.groups))) == (50, 6)
+    assert (data.inputs[:, -1] == 0).all()  # no question is cut
+    sources.get("languages")
+    data = sources.load("languages")
+    totals = {
+        name: sum(counts[part] for part in ("train", "validation", "test"))
+        for name, counts in data.facts["counts"].items()
+    }
+    for name, about in {"ca": 0.78e6, "es": 0.92e6, "de": 1.26e6, "nl": 1.17e6}.items():
+        assert 0.9 < totals[name] / about < 1.15
+    trained = set(range(data.train))
+    assert len(trained) < len(data.inputs)
+
+
+def test_gpt2s_tokenizer_is_the_real_one(home):
+    pytest.importorskip("tokenizers")
+    from coterie.data.text import tokens
+
+    sources.get("gpt2-tokenizer")
+    assert tokens.gpt2().encode("Hello world, it's 2024!").ids == [15496, 995, 11, 340, 338, 48609, 0]
+    assert tokens.gpt2().get_vocab_size() == 50_257

@@ -48,12 +48,11 @@ def frame(name: str, content: bytes) -> dict[str, NDArray[Any]]:
     table = pickles.loads(name, content)
     try:
         blocks, axes = table.state["_mgr"].arguments
-        names = [str(column) for column in axes[0].arguments[1]["data"].value]
+        names = [str(column) for column in pickles.plain(axes[0].arguments[1]["data"])]
         columns: dict[str, NDArray[Any]] = {}
         for block in blocks:
             values, places, _ = block.arguments
-            values = values.value if isinstance(values, pickles.Array) else values
-            for place, column in zip(places, values, strict=True):
+            for place, column in zip(pickles.plain(places), pickles.plain(values), strict=True):
                 columns[names[place]] = column
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as problem:
         raise DataError(f"{name} holds no table of a kind that is known: {problem!r}") from problem

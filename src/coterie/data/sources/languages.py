@@ -82,10 +82,12 @@ class _Page(HTMLParser):
                 self._inside = False
                 self._open = []
             return
-        while self._open.pop()[0] != tag:
-            pass
-        if tag in _BLOCKS:
-            self._end()
+        while True:
+            name, _ = self._open.pop()
+            if name in _BLOCKS:
+                self._end()
+            if name == tag:
+                return
 
     def handle_data(self, text: str) -> None:
         """Words of a paragraph."""

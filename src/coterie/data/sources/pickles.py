@@ -152,7 +152,8 @@ class _Reader(_Interpreter):  # type: ignore[misc]  # known at run time only
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The array that a stand-in holds; anything else as it is."""
     return value.value if isinstance(value, Array) else value
 
 
@@ -161,7 +162,7 @@ def loads(name: str, content: bytes) -> Any:
     try:
         found = _Reader(content).load()
         if isinstance(found, dict):
-            return {key: _plain(value) for key, value in found.items()}
-        return _plain(found)
+            return {key: plain(value) for key, value in found.items()}
+        return plain(found)
     except Exception as problem:  # a damaged pickle can fail in any way, and every way means the same
         raise DataError(f"{name} is refused: it is damaged, or asks for {problem}") from problem

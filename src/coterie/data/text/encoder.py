@@ -37,9 +37,8 @@ class TextClassifier(nn.Module):
         except ImportError as problem:
             raise ModelError("transformers are missing: pip install 'coterie[text]'") from problem
         known = {key: value for key, value in config.items() if key not in ("architectures", "transformers_version")}
-        # plain attention: `vmap` has no rule for the fused kernels and would loop over models
-        told = BertConfig(**known, attn_implementation="eager")
-        self.encoder: Any = BertModel(told, add_pooling_layer=False)
+        known["attn_implementation"] = "eager"  # `vmap` has no rule for the fused kernels and would loop over models
+        self.encoder: Any = BertModel(BertConfig(**known), add_pooling_layer=False)
         for module in list(self.encoder.modules()):
             for name, child in module.named_children():
                 if isinstance(child, nn.Dropout):
