@@ -216,13 +216,13 @@ def _table(value: Any, where: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _copy(tables: Any) -> Any:
-    return {k: _copy(v) for k, v in tables.items()} if isinstance(tables, Mapping) else tables
+def _copy(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in tables.items()}
 
 
 def _flat(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Paths and values of a scale, whether its keys were written "run.rounds" or run.rounds."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in changes.items():
         if key in TABLES and isinstance(value, Mapping):
             found |= {f"{key}.{k}": v for k, v in value.items()}
@@ -240,7 +240,7 @@ def _put(tables: dict[str, Any], path: str, value: Any, where: str) -> None:
     if steps[0] not in (*TEXTS, *TABLES) or steps[0] == "scales":
         there = [*TEXTS, *(t for t in TABLES if t != "scales"), *known]
         raise SettingError(f"{where}: there is no {steps[0]!r} to set: {hint(steps[0], there)}")
-    if steps[0] == "algorithms" and len(steps) > 1 and steps[1] not in known:
+    if len(steps) > 1 and steps[0] == "algorithms" and steps[1] not in known:
         raise SettingError(f"{where}: {steps[1]!r} is not among the algorithms: {hint(steps[1], known)}")
     place: Any = tables
     for done, step in enumerate(steps[:-1]):

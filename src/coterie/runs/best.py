@@ -1,5 +1,6 @@
 """Which model is reported: of each client the one of the round with the best validation, beside the last."""
 
+import math
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Best:
                 for metric, value in values.items():
                     self.measured[split][metric] = torch.where(better, value, self.measured[split][metric])
         mean = float(now["validation"][self.main].nanmean()) if "validation" in now else float("nan")
-        if not (mean == mean) or not (self.mean == self.mean) or self._above(mean, self.mean):
+        if math.isnan(mean) or math.isnan(self.mean) or self._above(mean, self.mean):
             self.mean, self.stale = mean, 0
         else:
             self.stale += 1
@@ -84,9 +85,7 @@ class Best:
             setattr(self, name, value)
 
 
-def revealed(
-    fleet: Fleet, models: Tensor | Own, *, averaged: bool
-) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+def revealed(fleet: Fleet, models: Tensor | Own, *, averaged: bool) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
     """Row and buffers of every client as they are evaluated; averaged buffers are those of one architecture."""
     memory = models.slot if isinstance(models, Own) else "model"
     rows = fleet.reveal(models)

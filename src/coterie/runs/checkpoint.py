@@ -1,4 +1,4 @@
-"""One checkpoint in one file: tensors and a note, with the SHA-256 of all of it in the header; the last two are kept."""
+"""One checkpoint in one file: tensors and a note, with the SHA-256 of both in its header; the last two are kept."""
 
 import hashlib
 import json
@@ -88,5 +88,5 @@ def _digest(tensors: dict[str, Tensor], note: str) -> str:
     total = hashlib.sha256(note.encode())
     for name, value in sorted(tensors.items()):
         total.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        total.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -18,7 +18,7 @@ from coterie.errors import RecordError
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class DiskFull(RecordError):
+class DiskFullError(RecordError):
     """There is no room for the record."""
 
 
@@ -29,7 +29,7 @@ def explained(what: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise DiskFull(f"the disk is full: {what} {path} could not be written") from error
+            raise DiskFullError(f"the disk is full: {what} {path} could not be written") from error
         raise RecordError(f"{what} {path} cannot be used: {error.strerror or error}") from error
 
 

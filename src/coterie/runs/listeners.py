@@ -111,7 +111,9 @@ class TensorBoard(Listener):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise SettingError("run.track names tensorboard, which is not installed: pip install coterie[track]") from None
+            raise SettingError(
+                "run.track names tensorboard, which is not installed: pip install coterie[track]"
+            ) from None
         self._make: Any = SummaryWriter
         self.folder = folder
         self._writers: dict[tuple[str, int], Any] = {}

@@ -56,8 +56,7 @@ def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         return {"dict": [[k, _pack(v, f"{name}/{k}", tensors)] for k, v in value.items()]}
     if type(value) in (list, tuple):
-        packed = [_pack(v, f"{name}/{i}", tensors) for i, v in enumerate(value)]
-        return {type(value).__name__: packed}
+        return {type(value).__name__: [_pack(v, f"{name}/{i}", tensors) for i, v in enumerate(value)]}
     if isinstance(value, float):
         return {"value": repr(value), "float": True}  # JSON knows no infinity
     if value is None or type(value) in (bool, int, str):

