@@ -44,7 +44,10 @@ class Look:
 def draw(out: str | Path) -> list[Path]:
     """Draw the finished runs of an experiment's folder into `figures/` below it."""
     out = Path(out)
-    found = comparisons(collect([out]))
+    done = [run for run in reading.runs([out]) if reading.about(run)["status"] == "finished"]
+    if not done:
+        raise RecordError(f"no run in {out} is finished: go on with `coterie resume {out}`")
+    found = comparisons(collect(done))
     if len(found) != 1:
         raise RecordError(f"{out} holds {len(found)} experiments: draw the folder of one that `coterie run` wrote")
     compared = found[0]
@@ -57,7 +60,8 @@ def draw(out: str | Path) -> list[Path]:
     for name, figure in figures.items():
         if figure is not None:
             paths.append(folder / f"{name}.png")
-            figure.savefig(paths[-1], dpi=150)
+            canvas: Any = FigureCanvasAgg(figure)
+            canvas.print_png(paths[-1])  # savefig would draw twice
     return paths
 
 
@@ -66,7 +70,7 @@ def draw(out: str | Path) -> list[Path]:
 
 def _curves(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
     """The main metric and the loss against rounds, a line for each algorithm with a band over its seeds."""
-    held = {row.name: [_evaluations(r) for r in _of(compared, row.name)] for row in compared.rows}
+    held = {row.name: [_evaluations(r, compared.judged) for r in _of(compared, row.name)] for row in compared.rows}
     everything = [seed for seeds in held.values() for seed in seeds]
     metrics = [m for m in dict.fromkeys((compared.main, "loss")) if everything and all(m in e for e in everything)]
     if not metrics:
@@ -101,17 +105,17 @@ def _curves(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
     _headline(
         figure,
         f"How well the personal models do: {compared.experiment}",
-        f"test data, mean over clients{band}",
+        f"{compared.judged} data, mean over clients{band}",
         compared,
     )
     return figure
 
 
-def _evaluations(result: Result) -> dict[str, dict[int, float]]:
-    """metric → round → mean over clients, of the personal models on test data."""
+def _evaluations(result: Result, split: str) -> dict[str, dict[int, float]]:
+    """metric → round → mean over clients, of the personal models."""
     held: dict[str, dict[int, float]] = {}
     for line in reading.lines(Path(result["run"])):
-        if (line.get("kind"), line.get("models"), line.get("split")) == ("evaluation", "personal", "test"):
+        if (line.get("kind"), line.get("models"), line.get("split")) == ("evaluation", "personal", split):
             for metric, number in line["mean"].items():
                 if number is not None:
                     held.setdefault(metric, {})[line["round"]] = number
@@ -248,7 +252,7 @@ def _clients(compared: Comparison) -> Figure:
         axes.set_visible(False)
     figure.supxlabel(title(main), fontsize=9.5, color=INK)
     figure.supylabel(f"{n} clients, by their value alone" if base is not None and not names else "", fontsize=9.5)
-    note = f"test data, seed {seed}, each client's best validation round"
+    note = f"{compared.judged} data, seed {seed}, each client's best validation round"
     if base is not None:
         marks = [
             Line2D([], [], color=INK, marker="|", ls="", ms=8, label="alone (local)"),
@@ -300,7 +304,7 @@ def _cost(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
         )
     axes.legend(handles=handles, **_beside("algorithm, best on top"))
     bars = "; bars: ± std over seeds" if any(len(row.best) > 1 for row in compared.rows) else ""
-    note = f"test data at each client's best validation round, mean over clients{bars}"
+    note = f"{compared.judged} data at each client's best validation round, mean over clients{bars}"
     _headline(figure, f"What the result costs: {compared.experiment}", note, compared)
     return figure
 
@@ -332,9 +336,7 @@ def _floats(values: Sequence[Any]) -> NDArray[np.float64]:
 
 
 def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def _plain(axes: Axes) -> None:

@@ -11,30 +11,24 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from coterie.errors import RecordError
-
-FORMAT = 1  # the newest layout of a run's folder that is understood here
+from coterie.runs.files import read_json
+from coterie.runs.record import known
 
 
 def read(path: Path) -> dict[str, Any]:
     """One JSON file of a record."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecordError(f"{path} is missing: name a folder that `coterie run` wrote") from None
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error}): bring it back from a copy, or run again") from None
+    if not path.is_file():
+        raise RecordError(f"{path} is missing: name a folder that `coterie run` wrote")
+    found = read_json(path)
     if not isinstance(found, dict):
         raise RecordError(f"{path} is damaged: it must hold a table, not {type(found).__name__}")
-    if isinstance(found.get("format"), int) and found["format"] > FORMAT:
-        raise RecordError(
-            f"{path} is of format {found['format']}, newer than the {FORMAT} that this coterie reads: update coterie"
-        )
     return found
 
 
 def about(run: Path) -> dict[str, Any]:
     """What a run says of itself."""
     found = read(run / "run.json")
+    known(found, run / "run.json")
     wanted = ("status", "experiment", "scale", "algorithm", "seed", "keys", "main", "higher", "resplit")
     for key in wanted:
         if key not in found:
@@ -46,8 +40,10 @@ def finished(run: Path) -> dict[str, Any]:
     """The result of a run, with the folder it lies in under "run" and what the run says of itself under "about"."""
     told = about(run)
     if told["status"] != "finished":
+        why = f" ({told['why']})" if told.get("why") else ""
         raise RecordError(
-            f"{run} is {told['status']}, not finished: go on with `coterie resume {run}`, or name finished runs only"
+            f"{run} is {told['status']}{why}, not finished: "
+            f"go on with `coterie resume {run}`, or name finished runs only"
         )
     result = read(run / "result.json")
     for key in ("metrics", "last", "clients", "ledger"):

@@ -32,7 +32,8 @@ def collect(folders: Iterable[str | Path]) -> list[Result]:
 class Row:
     """One algorithm, over its seeds."""
 
-    name: str
+    algorithm: str
+    name: str  # the algorithm, with its folder where several hold it
     best: list[float]  # a value for each seed: mean over clients, each at its best validation round
     last: list[float]  # the same at the end
     spread: float  # standard deviation over clients, mean over seeds
@@ -55,7 +56,8 @@ class Comparison:
     experiment: str
     scale: str
     data: str
-    split: str
+    judged: str  # the split that the numbers are of
+    split: str  # whose division into training and test data
     clients: int
     main: str
     higher: bool
@@ -65,13 +67,13 @@ class Comparison:
     @classmethod
     def of(cls, results: list[Result]) -> "Comparison":
         """Of results whose runs are `_alike`."""
-        experiment, scale, data, split, clients, main, higher = _alike(results[0])
-        return cls(experiment, scale, data, split, clients, main, higher, results, _rows(results))
+        experiment, scale, data, judged, split, clients, main, higher = _alike(results[0])
+        return cls(experiment, scale, data, judged, split, clients, main, higher, results, _rows(results))
 
     @property
     def winner(self) -> Row | None:
         """The best of those that were not told the truth."""
-        fair = [r for r in self.rows if not r.name.startswith(BOUND) and np.isfinite(r.mean)]
+        fair = [r for r in self.rows if r.algorithm != BOUND and np.isfinite(r.mean)]
         return (max if self.higher else min)(fair, key=lambda r: r.mean, default=None)
 
     @property
@@ -84,9 +86,9 @@ class Comparison:
         """How to read the numbers."""
         over = "mean ± std over seeds" if any(len(r.best) > 1 for r in self.rows) else "one seed"
         return (
-            f"On test data, mean over clients, {over}; each client's model of its best validation round, and beside it "
-            "that of the last round. Spread: std over clients. Better off: share of clients that do better than alone. "
-            "Numbers moved up and down: sent counts every copy, broadcast each distinct one once. "
+            f"On {self.judged} data, mean over clients, {over}; each client's model of its best validation round, and "
+            "beside it that of the last round. Spread: std over clients. Better off: share of clients that do better "
+            "than alone. Numbers moved up and down: sent counts every copy, broadcast each distinct one once. "
             f"Split: {self.split}."
         )
 
@@ -119,13 +121,14 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
     return [Comparison.of(members) for members in groups.values()]
 
 
-def _alike(result: Result) -> tuple[str, str, str, str, int, str, bool]:
+def _alike(result: Result) -> tuple[str, str, str, str, str, int, str, bool]:
     """What runs must share to stand in one table."""
     told = result["about"]
     facts = told.get("facts") or {}
     split = "not the publisher's (resplit)" if told["resplit"] else str(facts.get("division", "the publisher's"))
     data = str(facts.get("data", told.get("task", "")))
-    return told["experiment"], told["scale"], data, split, len(told["keys"]), told["main"], bool(told["higher"])
+    judged = str(result.get("split", "test"))
+    return told["experiment"], told["scale"], data, judged, split, len(told["keys"]), told["main"], bool(told["higher"])
 
 
 def table(results: Sequence[Result]) -> Group:
@@ -218,6 +221,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
         better = [share for r in members if (share := better_off(r, results)) is not None]
         rows.append(
             Row(
+                algorithm=algorithm,
                 name=algorithm if names.count(algorithm) == 1 else f"{algorithm} ({out.name})",
                 best=[_number(r["metrics"][main]) for r in members],
                 last=[_number(r["last"].get(main)) for r in members],

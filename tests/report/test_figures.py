@@ -1,0 +1,175 @@
+"""What the pictures show is what the record holds; that they are handsome was looked at."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import write_run
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.image import imread
+
+from coterie.errors import RecordError
+from coterie.report import figures
+from coterie.report.figures import draw
+from coterie.report.tables import collect, comparisons
+
+TRUE = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]])
+W = np.array([[0.4, 0.1, 0.3, 0.2], [0.1, 0.5, 0.1, 0.3], [0.35, 0.05, 0.5, 0.1], [0.1, 0.2, 0.1, 0.6]])
+UNIFORM = np.full((4, 4), 0.25)
+
+
+def fill(out: Path) -> None:
+    """Two seeds of three algorithms on four clients in two groups that do not lie side by side."""
+    for seed in (0, 1):
+        shift = 0.1 * seed
+        write_run(out, "local", seed, np.array([0.4, 0.5, 0.6, 0.7]) + shift, graphs={"round-000001": np.eye(4)})
+        graphs = {"round-000001": UNIFORM, "round-000008": W, "true": TRUE}
+        write_run(
+            out, "cobo", seed, np.array([0.6, 0.6, 0.5, 0.8]) + shift, graphs=graphs, sent=1000, groups=[0, 1, 0, 1]
+        )
+        write_run(out, "fedavg", seed, np.array([0.2, 0.3, 0.3, 0.2]) + shift, sent=10**6)
+
+
+def panels(figure: figures.Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.images and axes.get_xlabel() == "to whom"]
+
+
+def test_everything_is_drawn_and_nothing_else(out: Path) -> None:
+    fill(out)
+    paths = draw(out)
+    assert {p.name for p in paths} == {"curves.png", "clients.png", "cost.png", "graph-cobo.png"}
+    assert {p.name for p in (out / "figures").iterdir()} == {p.name for p in paths}
+    for path in paths:
+        picture = imread(path)
+        assert min(picture.shape[:2]) > 300
+        assert picture[..., :3].std() > 0.05
+
+
+def test_what_is_not_finished_is_left_out(out: Path) -> None:
+    write_run(out, "local", 0, [0.5, 0.5])
+    write_run(out, "fedavg", 0, [0.5, 0.5], status="failed")
+    draw(out)
+    shutil.rmtree(out / "local")
+    with pytest.raises(RecordError, match="no run in .* is finished"):
+        draw(out)
+
+
+def test_curves_are_means_over_seeds_of_means_over_clients(out: Path) -> None:
+    fill(out)
+    (compared,) = comparisons(collect([out]))
+    looks = figures._looks([row.name for row in compared.rows])
+    figure = figures._curves(compared, looks)
+    assert figure is not None
+    accuracy, loss = figure.axes
+    line = next(x for x in accuracy.lines if x.get_color() == looks["fedavg"].colour)
+    assert list(line.get_xdata()) == [1, 2, 4, 8]
+    grown = 1 - 0.8 * np.exp(-3 * np.array([1, 2, 4, 8]) / 8)
+    np.testing.assert_allclose(line.get_ydata(), 100 * 0.30 * grown)  # mean of 0.25 and 0.35
+    line = next(x for x in loss.lines if x.get_color() == looks["fedavg"].colour)
+    np.testing.assert_allclose(line.get_ydata(), 1.2 - 0.30 * grown)
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["cobo", "local", "fedavg"]
+
+
+def test_curves_end_where_the_first_seed_stopped(out: Path) -> None:
+    write_run(out, "fedavg", 0, [0.5, 0.5], rounds=(1, 2, 3))
+    write_run(out, "fedavg", 1, [0.5, 0.5], rounds=(1, 2))
+    (compared,) = comparisons(collect([out]))
+    figure = figures._curves(compared, figures._looks(["fedavg"]))
+    assert figure is not None
+    assert list(figure.axes[0].lines[0].get_xdata()) == [1, 2]
+
+
+def test_graphs_lie_beside_the_truth_in_its_order_on_one_scale(out: Path) -> None:
+    fill(out)
+    (compared,) = comparisons(collect([out]))
+    figure = figures._graphs(compared, "cobo")
+    assert figure is not None
+    first, last, true = (axes.images[0] for axes in panels(figure))
+    order = [0, 2, 1, 3]
+    off = ~np.eye(4, dtype=bool)
+    for image, w in ((first, UNIFORM), (last, W), (true, TRUE / 2)):  # rows of W sum to one, so those of the truth do
+        shown = image.get_array()
+        np.testing.assert_array_equal(np.ma.getmaskarray(shown), ~off)
+        np.testing.assert_allclose(shown.data[off], w[np.ix_(order, order)][off], atol=1e-6)
+    assert {image.get_clim() for image in (first, last, true)} == {(0, 0.5)}
+    left = panels(figure)[0]
+    assert [t.get_text() for t in left.get_yticklabels()] == ["client-0", "client-2", "client-1", "client-3"]
+    assert "100 % right peers" in panels(figure)[1].get_title()
+    assert "33 % right peers" in left.get_title()  # all alike: one of three, in expectation
+
+
+def test_weights_that_are_no_shares_keep_their_scale(out: Path) -> None:
+    write_run(out, "cobo", 0, [0.5] * 4, graphs={"round-000001": 0.8 * TRUE, "true": TRUE})
+    (compared,) = comparisons(collect([out]))
+    figure = figures._graphs(compared, "cobo")
+    assert figure is not None
+    learned, true = (axes.images[0].get_array() for axes in panels(figure))
+    assert learned.max() == pytest.approx(0.8)
+    assert true.max() == 1
+
+
+def test_nobody_listens_nothing_to_draw(out: Path) -> None:
+    fill(out)
+    (compared,) = comparisons(collect([out]))
+    assert figures._graphs(compared, "local") is None
+    assert figures._graphs(compared, "fedavg") is None  # no graphs were recorded
+
+
+def test_who_gains_has_the_colour_of_gain(out: Path) -> None:
+    fill(out)
+    (compared,) = comparisons(collect([out]))
+    figure = figures._clients(compared)
+    axes = next(a for a in figure.axes if a.get_title().startswith("cobo"))
+    assert axes.get_title() == "cobo\n75 % better off"
+    alone, own = axes.collections[1:]
+    np.testing.assert_allclose(alone.get_offsets()[:, 0], [40, 50, 60, 70])  # seed 0, by the value alone
+    np.testing.assert_allclose(own.get_offsets()[:, 0], [60, 60, 50, 80])
+    colours = [to_hex(c).upper() for c in own.get_facecolors()]
+    assert colours == [figures.GAIN, figures.GAIN, figures.LOSS, figures.GAIN]
+    assert not any(a.get_title().startswith("local") for a in figure.axes)
+
+
+def test_lower_is_a_gain_where_lower_is_better(out: Path) -> None:
+    write_run(out, "local", 0, [2.0, 3.0], main="loss", higher=False)
+    write_run(out, "cobo", 0, [1.0, 4.0], main="loss", higher=False)
+    (compared,) = comparisons(collect([out]))
+    own = figures._clients(compared).axes[0].collections[2]
+    assert [to_hex(c).upper() for c in own.get_facecolors()] == [figures.GAIN, figures.LOSS]
+
+
+def test_cost_is_drawn_only_where_it_differs(out: Path) -> None:
+    write_run(out, "local", 0, [0.5, 0.5])
+    write_run(out, "fedavg", 0, [0.6, 0.6], sent=1000)
+    write_run(out, "cobo", 0, [0.7, 0.7], sent=1000)
+    (compared,) = comparisons(collect([out]))
+    looks = figures._looks(["local", "fedavg", "cobo", "ditto"])
+    assert figures._cost(compared, looks) is None
+    write_run(out, "ditto", 0, [0.7, 0.7], sent=9000)
+    (compared,) = comparisons(collect([out]))
+    figure = figures._cost(compared, looks)
+    assert figure is not None
+    assert figure.axes[0].get_xscale() == "log"
+    assert "local (sends none)" in [t.get_text() for t in figure.axes[0].get_legend().get_texts()]
+
+
+def test_eighteen_algorithms_look_different() -> None:
+    looks = figures._looks([f"a{i}" for i in range(18)])
+    assert len({(look.colour, look.dash) for look in looks.values()}) == 18
+
+
+def test_shown_rounds_end_with_the_last() -> None:
+    assert figures._spread([3], 4) == [3]
+    assert figures._spread([0, 1, 2, 5, 10, 20, 50, 100], 4)[-1] == 100
+    picked = figures._spread(list(range(1, 200)), 4)
+    assert picked[0] == 1
+    assert picked[-1] == 199
+    assert len(picked) == 4
+
+
+def test_two_experiments_are_not_one_picture(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", 0, [0.6, 0.6])
+    write_run(tmp_path / "b", "fedavg", 0, [0.6, 0.6], experiment="other")
+    with pytest.raises(RecordError, match="holds 2 experiments"):
+        draw(tmp_path)
