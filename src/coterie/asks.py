@@ -25,9 +25,19 @@ PER_PAIR = {"per_pair": True}  # marks the fields that hold one entry per pair
 
 def _index(value: Any, what: str) -> Tensor:
     index = torch.as_tensor(value, device="cpu")
-    if index.is_floating_point() or index.dtype == torch.bool:
+    if index.numel() and (index.is_floating_point() or index.dtype == torch.bool):
         raise AskError(f"{what} must be whole numbers, not {index.dtype}")
     return index.long()
+
+
+def _rows_named(at: Any, what: str, m: int, rows: int) -> Tensor:
+    """Which row each pair means, or which rows it means the mean of."""
+    index = _index(at, what)
+    if index.ndim not in (1, 2) or len(index) != m:
+        raise AskError(f"`{what}` must have {m} entries, one per pair, not shape {tuple(index.shape)}")
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= rows):
+        raise AskError(f"`{what}` must name rows 0 to {rows - 1}, not {int(index.min())} to {int(index.max())}")
+    return index
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,14 @@ class Plan:
             raise SettingError(f"no optimiser {self.optimiser!r}: there are {', '.join(OPTIMISERS)}")
         if not 0 <= self.lr < float("inf"):
             raise SettingError(f"the rate lr must be at least 0 and finite, not {self.lr}")
+        if not (0 <= self.momentum < float("inf") and 0 <= self.weight_decay < float("inf")):
+            raise SettingError("momentum and weight_decay must be at least 0 and finite")
+        if not (all(0 <= beta < 1 for beta in self.betas) and self.eps >= 0):
+            raise SettingError(f"betas must be at least 0 and below 1, eps at least 0, not {self.betas} and {self.eps}")
+        if self.clip is not None and not self.clip > 0:
+            raise SettingError(f"clip, the largest norm of a gradient, must be above 0, not {self.clip}")
+        if self.rounds is not None and self.rounds < 1:
+            raise SettingError(f"a schedule lasts at least one round, not {self.rounds}")
         if self.nesterov and self.momentum == 0:
             raise SettingError("Nesterov's momentum needs momentum above 0")
         if self.sampling not in ("fresh", "epoch"):
@@ -156,12 +174,7 @@ class Ask:
             if rows != m:
                 raise AskError(f"{m} pairs but {rows} rows: say with `at` which row belongs to which pair")
             return
-        at = _index(self.at, "at")
-        if at.ndim not in (1, 2) or len(at) != m:
-            raise AskError(f"`at` must have {m} entries, one per pair, not shape {tuple(at.shape)}")
-        if m and (int(at.min()) < 0 or int(at.max()) >= rows):
-            raise AskError(f"`at` must name rows 0 to {rows - 1}, not {int(at.min())} to {int(at.max())}")
-        self._set(at=at)
+        self._set(at=_rows_named(self.at, "at", m, rows))
 
     def _set(self, **values: Any) -> None:
         for key, value in values.items():
@@ -196,14 +209,27 @@ class Ask:
         for f in fields(self):
             rider = getattr(self, f.name)
             if isinstance(rider, (Pull, Drift, Distil)):
-                changes[f.name] = _take_rider(rider, pairs, self.m)
+                changes[f.name] = _take_rider(rider, pairs)
         return replace(self, **changes)
 
 
-def _take_rider(rider: Any, pairs: Tensor, m: int) -> Any:
+def _check_rider(name: str, rider: Any, m: int) -> Any:
+    """A rider with its indices on the host, if it fits m pairs."""
+    rows = rider.targets if isinstance(rider, Distil) else rider.rows
+    if rider.at is not None:
+        rider = replace(rider, at=_rows_named(rider.at, f"{name}.at", m, 1 if rows.ndim == 1 else len(rows)))
+    elif not isinstance(rider, Distil) and rows.ndim == 2 and len(rows) != m:
+        raise AskError(f"{name} has {len(rows)} rows for {m} pairs: say with `at` which is whose")
+    weight = getattr(rider, "weight", None)
+    if isinstance(weight, Tensor) and weight.ndim and weight.shape != (m,):
+        raise AskError(f"{name}.weight must have {m} entries, one per pair, not shape {tuple(weight.shape)}")
+    return rider
+
+
+def _take_rider(rider: Any, pairs: Tensor) -> Any:
     changes: dict[str, Any] = {}
     if rider.at is not None:
-        changes["at"] = torch.as_tensor(rider.at, device="cpu")[pairs]
+        changes["at"] = rider.at[pairs]
     elif not isinstance(rider, Distil) and rider.rows.ndim == 2:
         changes["at"] = pairs
     weight = getattr(rider, "weight", None)
@@ -280,9 +306,13 @@ class Gradient(_Batched):
             raise AskError(f"a gradient is given as 'rows', 'sum' or 'gram', not {self.give!r}")
         if (self.give == "sum") != (self.into is not None):
             raise AskError("give='sum' goes with `into`, the output row of each pair, and nothing else does")
+        if self.give != "sum" and (self.weights is not None or self.outputs is not None):
+            raise AskError("`weights` and `outputs` go with give='sum', and with nothing else")
         if (self.give == "gram") != (self.group is not None):
             raise AskError("give='gram' goes with `group`, the group of each pair, and nothing else does")
         if isinstance(self.into, Tensor):
+            if self.m and int(self.into.min()) < 0:
+                raise AskError("output rows are numbered from 0")
             most = int(self.into.max()) + 1 if self.m else 0
             if self.outputs is None:
                 self._set(outputs=most)
@@ -335,6 +365,9 @@ class Fit(Ask):
             if self.keep not in (None, self.models.slot):
                 raise AskError("a Fit of an Own model stays in its own slot")
             self._set(keep=self.models.slot if self.track else None)
+        for name in ("pull", "drift", "distil"):
+            if (rider := getattr(self, name)) is not None:
+                self._set(**{name: _check_rider(name, rider, self.m)})
         if self.columns is not None:
             self._set(columns=_index(self.columns, "columns"))
 

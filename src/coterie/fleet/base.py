@@ -8,7 +8,9 @@ batches of different rounds, asks or draws are independent given the permutation
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -18,9 +20,10 @@ from torch import Tensor
 from coterie import draws
 from coterie.asks import ABSENT, Answer, Ask, Drift, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict, Pull
 from coterie.data.population import SPLITS, Population
-from coterie.errors import AskError, ModelError, SettingError
+from coterie.errors import AskError, DeviceError, ModelError, SettingError
 from coterie.fleet.layout import Layout, keyed
 from coterie.fleet.ledger import Ledger
+from coterie.tasks import logits_of
 
 RING = 8  # how many permutations a fresh batch is drawn from
 RECALIBRATION = 512  # batch of the pass that recalibrates buffers
@@ -35,6 +38,8 @@ class Fleet(ABC):
     def __init__(self, population: Population, *, seed: int, device: torch.device, dtype: torch.dtype) -> None:
         if not dtype.is_floating_point:
             raise SettingError(f"a fleet computes in a floating dtype, not {dtype}")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise DeviceError("CUDA was asked for, but torch sees no CUDA device here: use --device cpu")
         self.population, self.seed, self.device, self.dtype = population, seed, device, dtype
         self.keys = population.keys[: population.n]
         self.n = population.n
@@ -45,7 +50,7 @@ class Fleet(ABC):
             for key, own in zip(population.keys, seeds, strict=True)
         ]
         self._ids = torch.tensor(self._client_keys)
-        self._modules = [keyed(population.make(a)).to(dtype) for a in range(len(population.architectures))]
+        self._modules = [keyed(self._made(a)).to(dtype) for a in range(len(population.architectures))]
         self._layouts = [Layout.of(module) for module in self._modules]
         self._sizes = {split: torch.tensor([len(rows) for rows in population.index[split]]) for split in SPLITS}
         self._architecture = torch.tensor(population.architecture)
@@ -79,11 +84,16 @@ class Fleet(ABC):
     @property
     def d(self) -> int:
         """How wide a row of parameters is."""
-        widths = self._widths[: self.n]
-        if len(self._layouts) > 1:
-            names = {self.keys[int((self._architecture == a).nonzero()[0])]: x.d for a, x in enumerate(self._layouts)}
+        return self._common.d
+
+    @property
+    def _common(self) -> Layout:
+        """The layout that all clients share."""
+        kinds: list[int] = self._architecture[: self.n].unique().tolist()
+        if len(kinds) > 1:
+            names = {self.keys[int((self._architecture == a).nonzero()[0])]: self._layouts[a].d for a in kinds}
             raise ModelError(f"clients have different architectures ({names}): only Own models and predictions apply")
-        return int(widths[0])
+        return self._layouts[kinds[0]]
 
     def sizes(self, split: str = "train") -> Tensor:
         """How many samples each client has in a split."""
@@ -93,13 +103,18 @@ class Fleet(ABC):
 
     def columns(self, part: str) -> Tensor:
         """The columns of a part of the model, by the name of its parameters: "head" is the last layer."""
-        self.d  # noqa: B018  (raises for mixed architectures)
-        return self._layouts[0].columns(part)
+        return self._common.columns(part)
 
     def initial(self, shared: bool = True) -> Tensor:
         """The initial models, n×d: the same for everyone, or one per client drawn with its key."""
-        self.d  # noqa: B018
+        self._common  # noqa: B018  (raises for mixed architectures)
         return self._initial(range(self.n), shared).to(self.device)
+
+    def _made(self, architecture: int, key: int | None = None) -> torch.nn.Module:
+        """A new module; what it draws while it is made, its frozen parts included, follows from the key."""
+        key = draws.fold_int(draws.name("initial"), self.seed, architecture) if key is None else key
+        with _seeded(key):
+            return self.population.make(architecture)
 
     def _initial(self, clients: Iterable[int], shared: bool) -> Tensor:
         """Initial rows of clients of one architecture, on the host. A user's own module keeps its weights if shared."""
@@ -113,10 +128,9 @@ class Fleet(ABC):
             if mark in made:
                 continue
             key = draws.fold_int(draws.name("initial"), seed, a) if shared else self._client_keys[c]
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(key & ((1 << 63) - 1))
-                module = self.population.make(a)
-                if not shared and isinstance(self.population.architectures[a], torch.nn.Module):
+            module = self._made(a, key)
+            if not shared and isinstance(self.population.architectures[a], torch.nn.Module):
+                with _seeded(key):
                     for part in module.modules():
                         if callable(reset := getattr(part, "reset_parameters", None)):
                             reset()
@@ -154,7 +168,7 @@ class Fleet(ABC):
     def module(self, client: int, row: Tensor, memory: str = "model") -> torch.nn.Module:
         """A new module of the client's architecture with this row and the client's buffers, in eval mode."""
         a = int(self._architecture[client])
-        module = self.population.make(a).to(self.dtype)
+        module = self._made(a).to(self.dtype)
         self._layouts[a].load(module, row.to("cpu"))
         own = dict(module.named_buffers())
         for name, value in self.buffers_of(client, memory).items():
@@ -216,7 +230,11 @@ class Fleet(ABC):
         return answers[0] if len(answers) == 1 else tuple(answers)
 
     def watch(self, ask: Ask) -> Answer:
-        """Ask as an observer: nothing is counted, nobody is absent, and no later draw depends on it."""
+        """Ask as an observer: nothing is counted or kept, nobody is absent, and no later draw depends on it."""
+        if isinstance(ask, (Gradient, Loss)):
+            ask = replace(ask, track=False)
+        if isinstance(ask, Fit):
+            ask = replace(ask, track=False, keep=None)
         present, self.present = self.present, torch.ones(self.n, dtype=torch.bool)
         try:
             return self._one(ask, -1, metered=False)
@@ -227,6 +245,8 @@ class Fleet(ABC):
         self._check(ask)
         here = ask.clients >= self.n
         here = here | self.present[ask.clients.clamp(max=self.n - 1)]
+        if not bool(here.any()):
+            return self._silence(ask)
         if bool(here.all()):
             answer = self._answer(ask, place)
             charged = ask
@@ -263,6 +283,41 @@ class Fleet(ABC):
     @abstractmethod
     def _evaluate(self, ask: Evaluate) -> Answer: ...
 
+    def _silence(self, ask: Ask) -> Answer:
+        """The answer where nobody who was asked is there: zeros of the right shapes."""
+
+        def zeros(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=self.device)
+
+        m = ask.m
+        width = ask.models.shape[1] if isinstance(ask.models, Tensor) else int(self._widths[ask.clients[:1]].sum())
+        reason = torch.full((m,), ABSENT, dtype=torch.int8, device=self.device)
+        match ask:
+            case Gradient(give="sum"):
+                outputs = ask.outputs or 0
+                return Answer(reason, sums=zeros(outputs, width), weight=zeros(outputs), loss=zeros(m))
+            case Gradient(give="gram"):
+                groups, size = ask.gram_shape
+                return Answer(reason, gram=zeros(groups, size, size), loss=zeros(m))
+            case Gradient():
+                return Answer(reason, rows=zeros(m, ask.sketch or width), loss=zeros(m))
+            case Fit() if ask.give != "nothing":
+                return Answer(reason, rows=zeros(m, width), loss=zeros(m))
+            case Fit() | Loss():
+                return Answer(reason, loss=zeros(m))
+            case Predict():
+                x = self.population.public[ask.inputs]
+                probe = x[:1] if self.population.transform is None else self.population.transform(x[:1], None)
+                probe = probe.to(self.device, self.dtype if probe.is_floating_point() else None)
+                module = self._modules[int(self._architecture[ask.clients[0]]) if m else 0].eval()
+                with torch.no_grad():
+                    shape = logits_of(module(probe)).shape[1:]
+                return Answer(reason, outputs=zeros(m, len(x), *shape))
+            case Evaluate():
+                names = ask.metrics or self.task.metrics
+                return Answer(reason, metrics={name: zeros(m, dtype=torch.float64) for name in names})
+        raise AskError(f"{type(ask).__name__} is not a question a fleet can be asked")
+
     def _spread(self, ask: Ask, part: Answer, pairs: Tensor) -> Answer:
         """Answers of the pairs that were asked, among zeros and the reason `absent` for the others."""
         where = pairs.to(self.device)
@@ -296,19 +351,18 @@ class Fleet(ABC):
         if low < 0 or high >= len(self.population.keys):
             raise AskError(f"there are clients 0 to {self.n - 1}, not {low if low < 0 else high}")
         if isinstance(ask.models, Tensor):
-            width = ask.models.shape[1]
-            wrong = (self._widths[ask.clients] != width).nonzero()
+            self._check_rows("rows", ask.models, ask.clients)
+        elif isinstance(ask, Gradient) or (isinstance(ask, Fit) and ask.give != "nothing"):
+            wrong = (self._widths[ask.clients] != self._widths[ask.clients[0]]).nonzero()
             if len(wrong):
-                c = int(ask.clients[int(wrong[0])])
+                one, other = (self.population.keys[int(ask.clients[i])] for i in (0, int(wrong[0])))
                 raise ModelError(
-                    f"rows are {width} wide, but the model of client {self.population.keys[c]!r} "
-                    f"has {int(self._widths[c])} parameters"
+                    f"clients {one!r} and {other!r} have models of different widths: ask them apart, "
+                    "or for losses, predictions or a Fit that gives nothing"
                 )
-            if ask.models.device.type != self.device.type:
-                raise AskError(f"the rows are on {ask.models.device}, the fleet on {self.device}")
-            if ask.models.dtype != self.dtype:
-                raise AskError(f"the rows are {ask.models.dtype}, the fleet computes in {self.dtype}")
-        tracked = isinstance(ask, (Gradient, Fit)) and (ask.track or (isinstance(ask, Fit) and ask.keep is not None))
+        tracked = isinstance(ask, (Gradient, Loss, Fit)) and (
+            ask.track or (isinstance(ask, Fit) and ask.keep is not None)
+        )
         if tracked and len(set(ask.clients.tolist())) != ask.m:
             raise AskError(
                 "a client can be tracked once in an ask: say track=False where it answers for several models"
@@ -324,17 +378,38 @@ class Fleet(ABC):
         inputs = ask.inputs if isinstance(ask, Predict) else None
         if isinstance(ask, Fit):
             inputs = ask.distil.inputs if ask.distil is not None else None
-            for name in ("pull", "drift"):
-                rider = getattr(ask, name)
-                if rider is not None and rider.at is None and rider.rows.ndim == 2 and len(rider.rows) != ask.m:
-                    raise AskError(f"{name} has {len(rider.rows)} rows for {ask.m} pairs: say with `at` which is whose")
+            if ask.pull is not None:
+                self._check_rows("rows of the pull", ask.pull.rows, ask.clients)
+            if ask.drift is not None:
+                self._check_rows("rows of the drift", ask.drift.rows, ask.clients)
+            if ask.columns is not None and len(ask.columns):
+                narrow = int(self._widths[ask.clients].min())
+                if int(ask.columns.min()) < 0 or int(ask.columns.max()) >= narrow:
+                    raise AskError(f"columns are numbered 0 to {narrow - 1}, not up to {int(ask.columns.max())}")
         if inputs is not None and inputs not in self.population.public:
             known = ", ".join(self.population.public) or "none"
             raise AskError(f"no public inputs called {inputs!r}: there are {known}")
+        if isinstance(ask, Fit) and ask.distil is not None:
+            told, there = ask.distil.targets.shape[1:2], self.population.public[ask.distil.inputs].shape[:1]
+            if told != there:
+                raise AskError(f"distil has targets for {told[0]} inputs, but {inputs!r} are {there[0]}")
         if isinstance(ask, Evaluate) and ask.metrics is not None:
             for name in ask.metrics:
                 if name not in self.task.metrics:
                     raise AskError(f"no metric {name!r} in {self.task.name}: there are {', '.join(self.task.metrics)}")
+
+    def _check_rows(self, what: str, rows: Tensor, clients: Tensor) -> None:
+        wrong = (self._widths[clients] != rows.shape[-1]).nonzero()
+        if len(wrong):
+            c = int(clients[int(wrong[0])])
+            raise ModelError(
+                f"{what} are {rows.shape[-1]} wide, but the model of client {self.population.keys[c]!r} "
+                f"has {int(self._widths[c])} parameters"
+            )
+        if rows.device.type != self.device.type:
+            raise AskError(f"the {what} are on {rows.device}, the fleet on {self.device}")
+        if rows.dtype != self.dtype:
+            raise AskError(f"the {what} are {rows.dtype}, the fleet computes in {self.dtype}")
 
     # ---- counting ----------------------------------------------------------------------------------------------------
 
@@ -367,11 +442,11 @@ class Fleet(ABC):
                 if ask.give != "nothing":
                     up += widths if ask.columns is None else len(ask.columns)
                 for rider in (ask.pull, ask.drift):
-                    if rider is not None and not (
-                        isinstance(rider, Pull) and rider.rows is ask.models and rider.at is ask.at
-                    ):
-                        down += widths
-                        once += _rider_rows(rider) * int(rider.rows.shape[-1])
+                    if rider is not None and not _is_start(rider, ask):
+                        lone = torch.zeros(m, dtype=torch.long) if rider.rows.ndim == 1 else None
+                        first, distinct = _distinct(rider.at if lone is None else lone, clients, m)
+                        down += widths * first
+                        once += distinct * int(rider.rows.shape[-1])
                 if ask.distil is not None:
                     each = int(ask.distil.targets[0].numel())
                     q = len(ask.distil.targets) if ask.distil.at is None else ask.distil.at.reshape(m, -1).shape[1]
@@ -385,10 +460,24 @@ class Fleet(ABC):
         self.ledger.charge(ask.kind, clients, up, down, once, self.dtype.itemsize)
 
 
-def _rider_rows(rider: Pull | Drift) -> int:
-    if rider.rows.ndim == 1:
-        return 1
-    return len(rider.rows) if rider.at is None else len(set(torch.as_tensor(rider.at).flatten().tolist()))
+@contextmanager
+def _seeded(key: int) -> Iterator[None]:
+    """Let a module draw from torch's generator as a key says, without moving the caller's."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key & ((1 << 63) - 1))
+        yield
+
+
+def _is_start(rider: Pull | Drift, ask: Fit) -> bool:
+    """Whether a pull is towards the very rows that training starts from, which travel anyway."""
+    if isinstance(ask.models, Own) or isinstance(rider, Drift):
+        return False
+    rows = rider.rows if rider.rows.ndim == 2 else rider.rows[None]
+    if rows.shape != ask.models.shape or rows.data_ptr() != ask.models.data_ptr():
+        return False
+    if len(rows) == 1 or rider.at is ask.at:
+        return True
+    return rider.at is not None and ask.at is not None and torch.equal(rider.at, ask.at)
 
 
 def _distinct(rows: Tensor | None, clients: np.ndarray[Any, Any], m: int) -> tuple[np.ndarray[Any, Any], int]:
