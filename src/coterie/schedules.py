@@ -11,12 +11,19 @@ from torch.optim import lr_scheduler as s
 from coterie.errors import SettingError
 
 
+def _ticks(given: str, usual: int) -> int:
+    """How many rounds, as text or, where there is none, as usual: at least one."""
+    if given and int(given) < 1:
+        raise ValueError(f"{given} rounds; it takes at least one")
+    return int(given) if given else max(1, usual)
+
+
 def _step(optimiser: Any, rounds: int, every: str = "", factor: str = "0.1") -> Any:
-    return s.StepLR(optimiser, int(every or max(1, rounds // 2)), float(factor))
+    return s.StepLR(optimiser, _ticks(every, rounds // 2), float(factor))
 
 
 def _warm(optimiser: Any, rounds: int, ticks: str = "") -> Any:
-    warm = int(ticks or max(1, rounds // 20))
+    warm = _ticks(ticks, rounds // 20)
     rise = s.LinearLR(optimiser, 1 / (warm + 1), 1.0, warm)
     fall = s.LinearLR(optimiser, 1.0, 0.0, max(1, rounds - warm))
     return s.SequentialLR(optimiser, [rise, fall], [warm])
@@ -49,4 +56,6 @@ def rates(schedule: str, lr: float, rounds: int) -> tuple[float, ...]:
             values.append(float(optimiser.param_groups[0]["lr"]))
             optimiser.step()
             scheduler.step()
+    if not all(0 <= value < float("inf") for value in values):
+        raise SettingError(f"schedule {schedule!r}: its rates must be finite and at least 0")
     return tuple(values)

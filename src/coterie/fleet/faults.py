@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie import draws
-from coterie.asks import LATE, NONFINITE, OK, Answer, Ask, Gradient
+from coterie.asks import ABSENT, LATE, NONFINITE, OK, Answer, Ask, Gradient
 from coterie.fleet.base import Fleet
 from coterie.fleet.reduce import Sink, finite, zeroed
 from coterie.fleet.wrapper import Wrapper
@@ -47,8 +47,14 @@ class Faulty(Wrapper):
         plain = [replace(a, give="rows", into=None, outputs=None, group=None, slot=None, weights=None, sketch=None)
                  if isinstance(a, Gradient) else a for a in asks]  # fmt: skip
         place = self.inner._place
+        before = self.ledger.state()
         answers = self.inner.ask(*plain)
         answers = answers if isinstance(answers, tuple) else (answers,)
+        self.ledger.load(before)  # what counts is what was asked, not the rows that are looked at here
+        for a, answer in zip(asks, answers, strict=True):
+            there = (answer.reason != ABSENT).nonzero().flatten().cpu()
+            if len(there):
+                self._charge(a if len(there) == a.m else a.take(there), answer)
         done = tuple(self._alter(a, answer, place + i) for i, (a, answer) in enumerate(zip(asks, answers, strict=True)))
         return done[0] if len(done) == 1 else done
 
@@ -70,7 +76,8 @@ class Faulty(Wrapper):
             values[name] = value
         good = reason == OK
         values = {name: zeroed(value, good) for name, value in values.items()}
-        altered = replace(answer, reason=reason.to(torch.int8), **values)
+        metrics = {name: value.where(good.to(value.device), 0) for name, value in answer.metrics.items()}
+        altered = replace(answer, reason=reason.to(torch.int8), metrics=metrics, **values)
         if isinstance(ask, Gradient) and (ask.give != "rows" or ask.sketch is not None):
             key = draws.fold_int(draws.name("sketch"), self.seed, self.t, place)
             sink = Sink(ask, altered.rows.shape[1], self.dtype, self.device, key)

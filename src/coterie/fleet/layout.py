@@ -38,9 +38,10 @@ _DROPOUTS: Mapping[type[nn.Module], int | None] = {nn.Dropout: None, nn.Dropout1
 
 
 def keyed(module: nn.Module) -> nn.Module:
-    """A deep copy of a module with every dropout layer replaced by a keyed one."""
+    """A deep copy of a module with every dropout layer replaced by a keyed one, each place where one stands its own."""
     twin = copy.deepcopy(module)
-    layers = [(name, layer) for name, layer in twin.named_modules() if type(layer) in _DROPOUTS]
+    every = twin.named_modules(remove_duplicate=False)
+    layers = [(name, layer) for name, layer in every if type(layer) in _DROPOUTS]
     for number, (name, layer) in enumerate(layers):
         replacement = KeyedDropout(float(layer.p), _DROPOUTS[type(layer)], number)
         if not name:

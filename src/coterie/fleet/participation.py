@@ -70,6 +70,11 @@ class Schedule(Rule):
 
     rounds: tuple[tuple[str, ...], ...]
 
+    def __post_init__(self) -> None:
+        """At least one entry, which may name nobody."""
+        if not self.rounds:
+            raise SettingError("a schedule of who is there has at least one round")
+
     def present(self, fleet: Fleet) -> Tensor:
         """The clients of this round's entry."""
         here = self.rounds[fleet.t % len(self.rounds)]

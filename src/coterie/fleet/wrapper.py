@@ -18,6 +18,15 @@ class Wrapper(Fleet):
         """What the inner fleet holds: n, keys, t, present, ledger …"""
         return getattr(self.inner, name)
 
+    @property
+    def present(self) -> Tensor:
+        """Who is there, as the innermost fleet knows it: wrappers keep no copy."""
+        return self.inner.present
+
+    @present.setter
+    def present(self, here: Tensor) -> None:
+        self.inner.present = here
+
     def begin(self, t: int) -> None:
         """Open round t inside."""
         self.inner.begin(t)
