@@ -220,6 +220,18 @@ def test_a_stopped_download_goes_on_at_the_next_try(publisher, home, monkeypatch
     store.verify("mnist")
 
 
+def test_files_that_came_whole_are_kept_while_the_network_is_away(publisher, home):
+    spec = official(publisher)
+    publisher.during = lambda: publisher.statuses.extend([503] * (len(publisher.asked) > 2))
+    with pytest.raises(fetch.LostError):
+        door.obtain(spec, OFFICIAL, None)
+    publisher.during, publisher.statuses = lambda: None, []
+    publisher.asked.clear()
+    door.obtain(spec, OFFICIAL, None)
+    assert len(publisher.asked) == 2
+    assert not list((home / ".downloads").iterdir())
+
+
 def test_a_full_disk_leaves_nothing(publisher, home, monkeypatch, tmp_path):
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

