@@ -342,8 +342,9 @@ class LoopFleet(Fleet):
         own = dict(module.named_parameters())
         moving = [own[name] for name in layout.names]
         optimiser = _optimiser(plan, moving)
+        memory = f"optimiser/{ask.memory}/{plan.optimiser}/"
         if plan.keep_optimiser:
-            _resume_optimiser(optimiser, self._client_state[c], f"optimiser/{ask.memory}/", layout, moving)
+            _resume_optimiser(optimiser, self._client_state[c], memory, layout, moving)
         fixed = torch.ones(layout.d, dtype=torch.bool)
         if ask.columns is not None:
             fixed[ask.columns] = False
@@ -365,9 +366,9 @@ class LoopFleet(Fleet):
             if ask.drift is not None:
                 drift = _rider_row(ask.drift.rows, ask.drift.at, pair)
                 objective = objective + (torch.cat([p.flatten() for p in moving]) * drift).sum()
-            if public is not None:
-                objective = objective + self._distillation(ask, pair, module, public, place, draw, step)
             objective.backward()
+            if public is not None:
+                self._distil(ask, pair, module, public, place, draw, step)
             if plan.clip is not None:
                 nn.utils.clip_grad_norm_(moving, plan.clip)
             before = layout.row(module)
@@ -379,7 +380,7 @@ class LoopFleet(Fleet):
         if epoch and plan.batch is not None:
             after[mark] = torch.tensor(first + steps * plan.batch)
         if plan.keep_optimiser:
-            after |= _optimiser_state(optimiser, f"optimiser/{ask.memory}/", layout, moving)
+            after |= _optimiser_state(optimiser, memory, layout, moving)
         return layout.row(module), total / max(1, steps), after
 
     def _nearest_target(self, ask: Fit, pair: int, start: Tensor) -> Tensor | None:
@@ -393,24 +394,22 @@ class LoopFleet(Fleet):
         gaps = [float(((choice - mine) ** 2).sum()) for choice in choices]
         return choices[int(np.argmin(gaps))]
 
-    def _distillation(
-        self, ask: Fit, pair: int, module: nn.Module, public: Tensor, place: int, draw: int, step: int
-    ) -> Tensor:
+    def _distil(self, ask: Fit, pair: int, module: nn.Module, public: Tensor, place: int, draw: int, step: int) -> None:
+        """Add the gradient of the distance to the target on a public batch, leaving no trace in the buffers."""
         assert ask.distil is not None
         c, b = int(ask.clients[pair]), ask.distil.batch
         name = f"public/{ask.distil.inputs}"
         start = self._fresh_start(c, name, len(public), place, draw)
         chosen = self._stream(c, name, len(public), start + step * b, b, True)
-        buffers = {k: v.clone() for k, v in _buffers(module).items()}
+        before = {k: v.clone() for k, v in _buffers(module).items()}
         with _own_randomness():
             self._dropout(module, c, place, draw, step)
             mine = logits_of(module(self._public(ask.distil.inputs)[chosen])).softmax(-1)
-        own = dict(module.named_buffers())
-        with torch.no_grad():
-            for k, v in buffers.items():  # a pass over public data leaves no trace in the buffers
-                own[k].copy_(v)
         gap = ((public[chosen].to(mine.dtype) - mine) ** 2).flatten(1).sum(1).mean()
-        return _per_pair(ask.distil.weight, pair) * gap
+        (_per_pair(ask.distil.weight, pair) * gap).backward()
+        own = dict(module.named_buffers())
+        for k, v in before.items():
+            own[k].copy_(v)
 
     def _public(self, name: str) -> Tensor:
         x = self.population.public[name].to(self.device)

@@ -319,7 +319,7 @@ class StackedFleet(Fleet):
     # ---- one forward pass, and its gradient --------------------------------------------------------------------------
 
     def _value(self, stack: _Stack) -> Callable[..., tuple[Tensor, tuple[Tensor, Rows]]]:
-        """(parameters, buffers, dropout key, x, y, weights) of one row → loss, (loss per sample, buffers afterwards)."""
+        """(parameters, buffers, dropout key, x, y, weights) of one row → loss, (loss per sample, buffers after)."""
 
         def value(
             parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, y: Tensor, w: Tensor | None
@@ -512,7 +512,7 @@ class StackedFleet(Fleet):
         return self._steps[mark]
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """The step, compiled where that was asked for; never silently eager: more sizes than torch keeps is an error."""
+        """The step, compiled where asked for; never silently eager: more sizes than torch keeps is an error."""
         if not self.compile:
             return step
         backend = self.compile if isinstance(self.compile, str) else "inductor"
@@ -795,7 +795,9 @@ class StackedFleet(Fleet):
                 n = len(stack.clients)
                 for name, value in optimiser.state(layout).items():
                     start = partial(value.new_zeros, (n, *value.shape[1:]))
-                    self._write(f"{stack.number}/optimiser/{ask.memory}/{name}", where, value, good, start)
+                    self._write(
+                        f"{stack.number}/optimiser/{ask.memory}/{plan.optimiser}/{name}", where, value, good, start
+                    )
 
         return trained, total / steps.clamp(min=1).to(self.device), keep
 
@@ -804,7 +806,7 @@ class StackedFleet(Fleet):
         kept: dict[str, list[Tensor]] = {}
         behind = torch.zeros(len(local), dtype=torch.long)
         if plan.keep_optimiser:
-            prefix = f"{stack.number}/optimiser/{ask.memory}/"
+            prefix = f"{stack.number}/optimiser/{ask.memory}/{plan.optimiser}/"
             for name, value in self._memory.items():
                 if name.startswith(prefix):
                     if name.endswith("/step"):
