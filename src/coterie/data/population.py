@@ -72,11 +72,13 @@ class Population:
         """The same population with its clients in another order, or only some of them."""
         order = [*order, *range(self.n, len(self.keys))]
         pick = torch.tensor(order)
+        used = list(dict.fromkeys(self.architecture[i] for i in order))
         return replace(
             self,
             keys=tuple(self.keys[i] for i in order),
             index={split: tuple(rows[i] for i in order) for split, rows in self.index.items()},
-            architecture=tuple(self.architecture[i] for i in order),
+            architectures=tuple(self.architectures[a] for a in used),
+            architecture=tuple(used.index(self.architecture[i]) for i in order),
             relabel=None if self.relabel is None else self.relabel[pick],
             groups=None if self.groups is None else tuple(self.groups[i] for i in order[: len(order) - self.server]),
             seeds=tuple(self.seeds[i] for i in order),
@@ -100,7 +102,7 @@ class Population:
             twice = next(k for k in self.keys if self.keys.count(k) > 1)
             raise DataError(f"two clients have the key {twice!r}: keys must differ")
         if self.inputs.is_floating_point():
-            bad = ~torch.isfinite(self.inputs.flatten(1)).all(1)
+            bad = ~torch.isfinite(self.inputs.reshape(len(self.inputs), -1)).all(1)
             if bad.any():
                 raise DataError(f"client {self._holder(int(bad.nonzero()[0]))}: inputs contain NaN or infinity")
         for i, key in enumerate(self.keys):
@@ -111,6 +113,9 @@ class Population:
             held = torch.cat([self.index[split][i] for split in SPLITS])
             if not len(held):
                 continue
+            if int(held.min()) < 0 or int(held.max()) >= len(self.inputs):
+                wrong = int(held.min()) if int(held.min()) < 0 else int(held.max())
+                raise DataError(f"client {key!r} holds sample {wrong}, and there are {len(self.inputs)} in all")
             a = self.architecture[i]
             if a not in probes:
                 probes[a] = self._probe(a, held[:2], key)
@@ -232,10 +237,14 @@ def deal(
     """
     n = len(partition.train)
     models = list(model) if isinstance(model, Sequence) else [model] * n
+    if len(models) != n:
+        raise DataError(f"{len(models)} models given for {n} clients: give one for all, or one each")
     distinct = list({id(m): m for m in models}.values())
     place = {id(m): i for i, m in enumerate(distinct)}
     width = len(str(n - 1))
     targets = torch.from_numpy(np.ascontiguousarray(dataset.targets))
+    if partition.relabel is not None:
+        targets = targets.long()  # labels name columns of `relabel`, and torch takes bytes for masks
     made = Population(
         keys=tuple(f"{prefix}{i:0{width}d}" for i in range(n)),
         inputs=torch.from_numpy(np.asarray(dataset.inputs)) if dataset.inputs.flags.writeable else _readonly(dataset),
@@ -288,7 +297,7 @@ def _hold(data: Any, key: str, split: str, cache: dict[tuple[int, int], tuple[An
     rows: Tensor | None = None
     while isinstance(data, Subset):
         chosen = torch.as_tensor(data.indices).long()
-        rows = chosen if rows is None else chosen[rows]
+        rows = chosen if rows is None else chosen[_within(rows, len(chosen), key, split)]
         data = data.dataset
     if data is None:
         return None
@@ -316,12 +325,21 @@ def _hold(data: Any, key: str, split: str, cache: dict[tuple[int, int], tuple[An
                 raise DataError(f"client {key!r}: its {split} samples do not stack: {error}") from error
         else:
             x, y = torch.as_tensor(pair[0]), torch.as_tensor(pair[1])
+        if not x.ndim or not y.ndim:
+            raise DataError(f"client {key!r}: its {split} data are one number, not samples along the first axis")
         if len(x) != len(y):
             raise DataError(f"client {key!r}: {len(x)} {split} inputs but {len(y)} targets")
-        cache[place] = (mark, x, y.long() if not y.is_floating_point() else y)  # the mark is kept so its id stays
+        whole = y if y.is_floating_point() or y.dtype == torch.bool else y.long()
+        cache[place] = (mark, x, whole)  # the mark is kept so its id stays
     _, x, y = cache[place]
     if rows is None:
         rows = torch.arange(len(x))
-    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(x)):
-        raise DataError(f"client {key!r}: its {split} subset names sample {int(rows.max())} of {len(x)}")
-    return _Holding(x, y, rows) if len(rows) else None
+    return _Holding(x, y, _within(rows, len(x), key, split)) if len(rows) else None
+
+
+def _within(rows: Tensor, samples: int, key: str, split: str) -> Tensor:
+    """The rows of a subset, if there are such samples."""
+    wrong = rows[(rows < 0) | (rows >= samples)]
+    if len(wrong):
+        raise DataError(f"client {key!r}: its {split} subset names sample {int(wrong[0])} of {samples}")
+    return rows
