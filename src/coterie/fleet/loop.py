@@ -54,16 +54,13 @@ class LoopFleet(Fleet):
         self._fresh_buffers = [{k: v.clone() for k, v in _buffers(module).items()} for module in self._modules]
 
     def _kept(self) -> Kept:
-        return {
-            f"{self.population.keys[c]}/{k}": v for c, kept in enumerate(self._client_state) for k, v in kept.items()
-        }
+        return {f"{c}/{k}": v for c, kept in enumerate(self._client_state) for k, v in kept.items()}
 
     def _restore(self, kept: Kept) -> None:
         self._client_state = [{} for _ in self.population.keys]
-        numbers = {key: c for c, key in enumerate(self.population.keys)}
         for name, value in kept.items():
-            key, _, rest = name.partition("/")
-            self._client_state[numbers[key]][rest] = value
+            c, _, rest = name.partition("/")
+            self._client_state[int(c)][rest] = value
 
     # ---- one client --------------------------------------------------------------------------------------------------
 

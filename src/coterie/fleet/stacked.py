@@ -18,7 +18,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from coterie import draws
 from coterie.asks import NONFINITE, OK, Answer, Ask, Distil, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
 from coterie.data.population import SPLITS, Population
-from coterie.errors import DeviceError, ModelError
+from coterie.errors import ModelError
 from coterie.fleet.base import RECALIBRATION, RING, Fleet
 from coterie.fleet.layout import KeyedDropout, Layout
 from coterie.fleet.optimiser import RowOptimiser, descend, hold
@@ -63,8 +63,6 @@ class StackedFleet(Fleet):
         chunk: int | None = None,
     ) -> None:
         device = torch.device(device)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise DeviceError("CUDA was asked for, but torch sees no CUDA device here: use --device cpu")
         super().__init__(population, seed=seed, device=device, dtype=dtype)
         self.autocast = autocast
         self.compile = device.type == "cuda" if compile is None else compile
