@@ -145,7 +145,7 @@ def known(about: Any, path: Path) -> None:
         raise RecordError(f"{path} is no record of Coterie: it says no format")
     if found > FORMAT:
         raise RecordError(
-            f"{path} was written by a newer version of Coterie: it has format {found}, and this one reads up to {FORMAT}"
+            f"{path} was written by a newer Coterie (format {found}; this one reads up to {FORMAT}): update Coterie"
         )
 
 
