@@ -152,6 +152,14 @@ def test_an_md5_is_checked_where_the_publisher_gives_no_other(tmp_path):
         store.check(tmp_path / "x", "md5:0")
 
 
+def test_a_proxy_is_asked_where_one_is_set(publisher, home, monkeypatch):
+    monkeypatch.setenv("http_proxy", publisher.address)
+    monkeypatch.setattr("urllib.request._opener", None)  # it reads the setting when it is made
+    publisher.files["http://nowhere.invalid/x"] = b"through the proxy"
+    home.mkdir()
+    assert fetch.download(Raw("x", "http://nowhere.invalid/x"), home, Progress()).read_bytes() == b"through the proxy"
+
+
 def test_an_interrupted_download_goes_on_where_it_ended(publisher, home):
     spec = official(publisher)
     publisher.cuts = [500, 700]
