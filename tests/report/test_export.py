@@ -166,7 +166,7 @@ def test_what_is_wrong_is_said(out: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"did you mean best\?"):
         export(run, "client-2", which="bets")
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match="cannot be written"):
+    with pytest.raises(RecordError, match="cannot be used"):
         export(run, "client-2", tmp_path / "file")
     assert export(out, "client-2", tmp_path / "one")  # the only run of a folder is meant
     write_run(out, "local", 0, [0.5] * 4)

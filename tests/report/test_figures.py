@@ -52,7 +52,7 @@ def test_what_is_not_finished_is_left_out(out: Path) -> None:
     write_run(out, "fedavg", 0, [0.5, 0.5], status="failed")
     draw(out)
     shutil.rmtree(out / "local")
-    with pytest.raises(RecordError, match="no run in .* is finished"):
+    with pytest.raises(RecordError, match=r"no run in .* is finished"):
         draw(out)
 
 
@@ -166,6 +166,13 @@ def test_shown_rounds_end_with_the_last() -> None:
     assert picked[0] == 1
     assert picked[-1] == 199
     assert len(picked) == 4
+
+
+def test_figures_that_cannot_be_written_are_said(out: Path) -> None:
+    write_run(out, "local", 0, [0.5, 0.5])
+    (out / "figures").write_text("")
+    with pytest.raises(RecordError, match=r"the figures .* cannot be used"):
+        draw(out)
 
 
 def test_two_experiments_are_not_one_picture(tmp_path: Path) -> None:

@@ -24,6 +24,12 @@ def test_attention_that_is_spread_names_several() -> None:
     assert reading(w, KEYS).startswith("ann listens mostly to bob (0.4) and eve (0.35). ")
 
 
+def test_all_alike_is_one_sentence() -> None:
+    w = np.full((4, 4), 0.25) + np.diag([0.3, 0, 0, 0])
+    assert reading(w, KEYS) == "Everyone listens to everyone about equally (0.25 each)."
+    assert reading([[0.5, 0.5], [0, 1]], ["ann", "bob"]) == "ann listens to bob (0.5) only. bob listens to nobody else."
+
+
 def test_many_clients_are_summed_up() -> None:
     n = 40
     w = np.kron(np.eye(n // 4), np.full((4, 4), 0.25))

@@ -1,5 +1,6 @@
 """Numbers are held against the same ones worked out by hand."""
 
+import io
 import json
 import statistics
 from pathlib import Path
@@ -14,7 +15,7 @@ from coterie.report.tables import better_off, collect, comparisons, latex, markd
 
 
 def shown(results: list, width: int = 80) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(table(results))
     return console.export_text()
 
@@ -175,7 +176,7 @@ def test_what_cannot_be_read_is_said_in_a_sentence(out: Path) -> None:
     with pytest.raises(RecordError, match=r"is paused, not finished: go on with `coterie resume .*seed-0`"):
         collect([out])
     (run / "run.json").write_text(json.dumps(told | {"format": 2}))
-    with pytest.raises(RecordError, match="newer version"):
+    with pytest.raises(RecordError, match="format 2"):
         collect([out])
     (run / "run.json").write_text("{")
     with pytest.raises(RecordError, match=r"run\.json is damaged"):

@@ -12,7 +12,8 @@ from coterie.experiments.reader import Experiment
 from coterie.models import build
 from coterie.report import reading
 from coterie.report.narrate import sentence
-from coterie.report.numbers import unit, value
+from coterie.report.numbers import title, value
+from coterie.report.tables import comparisons
 
 _NAMED = 10  # neighbours listed by name
 
@@ -33,9 +34,6 @@ def write(
     facts = told.get("facts") or {}
     round_ = result.get("best_round", [None] * len(told["keys"]))[i] if which == "best" else result["rounds_run"]
     samples = ", ".join(f"{int(people.sizes(split)[i])} {split}" for split in SPLITS)
-    division = (
-        "not the publisher's (resplit)" if told["resplit"] else facts.get("division", "the publisher's test data kept")
-    )
     parameters = sum(p.numel() for p in model.parameters())
     about = {
         "experiment": f"{told['experiment']}, scale {told['scale']}, seed {told['seed']}",
@@ -45,7 +43,7 @@ def write(
         "task": told["task"],
         "data": "; ".join(str(facts[key]) for key in ("data", "source", "licence") if key in facts) or "generated",
         "samples": samples,
-        "split": division,
+        "split": comparisons([result])[0].split,
         "partition": _inline(experiment.given["population"].get("partition", "by the population's own rule")),
         "versions": ", ".join(f"{name} {number}" for name, number in (told.get("versions") or {}).items()),
     }
@@ -56,7 +54,9 @@ def write(
         f"## Whom it listened to\n\n{_neighbours(result, i)}",
         f"## How to load it\n\n{_loading(people, client, example)}",
         "ONNX: " + (f"none, {trouble}." if trouble else "`model.onnx`, from `inputs` to `outputs`, any batch size."),
-        f"## Settings\n\n```json\n{json.dumps(told.get('settings', {}), indent=1, ensure_ascii=False)}\n```",
+        "## Settings\n\n```\n"
+        + "\n".join(f"{k} = {_inline(v)}" for k, v in told.get("settings", {}).items())
+        + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -67,9 +67,7 @@ def _metrics(result: dict[str, Any], i: int) -> str:
     lines = [f"On this client's {result.get('split', 'test')} data:", "", "| | best | last |", "|:--|--:|--:|"]
     for metric in best:
         end = last[metric][i] if metric in last else None
-        sign = unit(metric)[1]
-        named = metric.replace("_", " ") + (f" ({sign})" if sign else "")
-        lines.append(f"| {named} | {value(metric, best[metric][i])} | {value(metric, end)} |")
+        lines.append(f"| {title(metric)} | {value(metric, best[metric][i])} | {value(metric, end)} |")
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from coterie.errors import CoterieError, RecordError, SettingError
 from coterie.experiments.reader import Experiment, restore
 from coterie.fleet.layout import Layout
 from coterie.report import card, reading
+from coterie.runs.files import explained
 from coterie.settings import hint
 from coterie.tasks import logits_of
 
@@ -46,7 +47,7 @@ def export(
     model = rebuilt(run, people, client, which)
     safe = re.sub(r"[^\w.-]", "_", client)
     folder = Path(to) if to is not None else run / "export" / f"{safe}-{which}"
-    try:
+    with explained("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
         written = [folder / "model.safetensors"]
         save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, written[0])
@@ -59,8 +60,6 @@ def export(
         told = card.write(result, experiment, people, model, client, which, example, trouble)
         written.append(folder / "card.md")
         written[-1].write_text(told, encoding="utf-8")
-    except OSError as error:
-        raise RecordError(f"{folder} cannot be written ({error.strerror}): choose another folder") from None
     return written
 
 

@@ -1,5 +1,6 @@
 """Pictures of the runs of one experiment: curves, learned graphs, who gains, and what it costs."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from coterie.graph.projections import row_normalised
 from coterie.report import reading
 from coterie.report.numbers import human, title, unit
 from coterie.report.tables import BOUND, REFERENCE, Comparison, Result, better_off, collect, comparisons
+from coterie.runs.files import explained
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # joined to the colours once these run out
 MARKERS = "osD^vPX"
@@ -53,15 +55,16 @@ def draw(out: str | Path) -> list[Path]:
     compared = found[0]
     looks = _looks([row.name for row in compared.rows])
     folder = out / "figures"
-    folder.mkdir(exist_ok=True)
     figures = {"curves": _curves(compared, looks), "clients": _clients(compared), "cost": _cost(compared, looks)}
     figures |= {f"graph-{row.name}": _graphs(compared, row.name) for row in compared.rows}
     paths = []
-    for name, figure in figures.items():
-        if figure is not None:
-            paths.append(folder / f"{name}.png")
-            canvas: Any = FigureCanvasAgg(figure)
-            canvas.print_png(paths[-1])  # savefig would draw twice
+    with explained("the figures", folder):
+        folder.mkdir(exist_ok=True)
+        for name, figure in figures.items():
+            if figure is not None:
+                paths.append(folder / f"{name}.png")
+                canvas: Any = FigureCanvasAgg(figure)
+                canvas.print_png(paths[-1])  # savefig would draw twice
     return paths
 
 
@@ -145,8 +148,8 @@ def _graphs(compared: Comparison, algorithm: str) -> Figure | None:
     groups = np.array(result["about"].get("groups") or [0] * compared.clients)
     order = np.argsort(groups, kind="stable")
     borders = np.flatnonzero(np.diff(groups[order])) + 0.5
-    side = 2.3 if compared.clients <= NAMED else 2.7
-    names = compared.clients <= NAMED
+    names = compared.clients <= NAMED // 2
+    side = 2.3 if names else 2.7
     label = 0.085 * max(map(len, keys)) if names else 0.2
     figure = _figure(side * len(pictures) + label + 1.5, side + 1.15 + label)
     panels = figure.subplots(1, len(pictures), squeeze=False)[0]
@@ -248,19 +251,15 @@ def _clients(compared: Comparison) -> Figure:
         axes.set_yticks(at if names else [], keys if names else [])
         axes.margins(x=0.06)
         _plain(axes)
-    for axes in list(grid.flat)[len(chosen) :]:
-        axes.set_visible(False)
+    for place, axes in enumerate(grid.flat):
+        axes.set_visible(place < len(chosen))
+        axes.tick_params(labelbottom=place + wide >= len(chosen))  # the lowest of each column
     figure.supxlabel(title(main), fontsize=9.5, color=INK)
     figure.supylabel(f"{n} clients, by their value alone" if base is not None and not names else "", fontsize=9.5)
     note = f"{compared.judged} data, seed {seed}, each client's best validation round"
-    if base is not None:
-        marks = [
-            Line2D([], [], color=INK, marker="|", ls="", ms=8, label="alone (local)"),
-            Line2D([], [], color=GAIN, marker="o", ls="", ms=5, label="better off"),
-            Line2D([], [], color=LOSS, marker="o", ls="", ms=5, label="worse off"),
-        ]
-        figure.legend(handles=marks, **_under_headline(figure))
-    _headline(figure, f"Who gains from collaborating: {compared.experiment}", note, compared, legend=base is not None)
+    legend = [("alone (local)", INK, "|"), ("better off", GAIN, "o"), ("worse off", LOSS, "o")]
+    marks = [Line2D([], [], color=c, marker=m, ls="", ms=6, label=text) for text, c, m in legend if base is not None]
+    _headline(figure, f"Who gains from collaborating: {compared.experiment}", note, compared, marks)
     return figure
 
 
@@ -269,8 +268,8 @@ def _clients(compared: Comparison) -> Figure:
 
 def _cost(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
     """The main metric against the numbers sent; None where all send the same."""
-    sending = [row for row in compared.rows if row.sent > 0]
-    if len({row.sent for row in sending}) < 2:
+    sent = [row.sent for row in compared.rows if row.sent > 0]
+    if len(set(sent)) < 2:
         return None
     scale = unit(compared.main)[0]
     figure = _figure(8.0, 4.1)
@@ -285,12 +284,13 @@ def _cost(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
         else:
             axes.axhline(mean, color=look.colour, ls=look.dash, lw=1.4, zorder=2)
     axes.set_xscale("log")
+    axes.set_xlim(min(sent) / 2, max(sent) * 2)  # what hardly differs should not look far apart
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda number, _: human(number))
     axes.set_xlabel("numbers sent, up and down, over the whole run", fontsize=9.5, color=INK)
     axes.set_title(title(compared.main).capitalize(), loc="left", fontsize=10, color=INK)
-    axes.margins(x=0.12, y=0.1)
+    axes.margins(y=0.1)
     _plain(axes)
     ranked = sorted(compared.rows, key=lambda row: row.mean, reverse=compared.higher)
     handles = []
@@ -360,18 +360,18 @@ def _beside(heading: str) -> dict[str, Any]:
     }
 
 
-def _under_headline(figure: Figure) -> dict[str, Any]:
-    top = 1 - 0.52 / figure.get_figheight()
-    corner = {"loc": "upper left", "bbox_to_anchor": (0.0, top), "borderaxespad": 0.1}
-    return {**corner, "ncols": 3, "frameon": False, "fontsize": 8.5, "handletextpad": 0.2, "columnspacing": 1.4}
-
-
-def _headline(figure: Figure, text: str, note: str, compared: Comparison, *, legend: bool = False) -> None:
-    """What one sees, in bold, and below it of what; the rest of the figure stays clear of both, and of a legend."""
-    where = f"{compared.data}, {compared.clients} clients, scale {compared.scale}"
-    high, left = figure.get_figheight(), 0.1 / figure.get_figwidth()
-    figure.text(left, 1 - 0.19 / high, text, fontsize=12, fontweight="bold", color=INK, va="center")
-    figure.text(left, 1 - 0.42 / high, f"{where}; {note}", fontsize=8.5, color="#555555", va="center")
+def _headline(figure: Figure, text: str, note: str, compared: Comparison, marks: Sequence[Line2D] = ()) -> None:
+    """What one sees, in bold, below it of what, and a legend; the rest of the figure stays clear of them."""
+    wide, high = figure.get_size_inches()
+    lines = textwrap.wrap(f"{compared.people}, scale {compared.scale}; {note}", int((wide - 0.2) / 0.061))
+    figure.text(0.1 / wide, 1 - 0.19 / high, text, fontsize=12, fontweight="bold", color=INK, va="center")
+    figure.text(0.1 / wide, 1 - 0.34 / high, "\n".join(lines), fontsize=8.5, color="#555555", va="top")
+    head = 0.36 + 0.15 * len(lines)
+    if marks:
+        corner: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, 1 - head / high), "borderaxespad": 0.1}
+        space: dict[str, Any] = {"handletextpad": 0.2, "columnspacing": 1.4}
+        figure.legend(handles=list(marks), ncols=len(marks), frameon=False, fontsize=8.5, **corner, **space)
+        head += 0.23
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(rect=(0, 0, 1, 1 - (0.85 if legend else 0.62) / high))
+    engine.set(rect=(0, 0, 1, 1 - (head + 0.1) / high))

@@ -10,6 +10,7 @@ from coterie.report.numbers import unit, value
 from coterie.report.tables import BOUND, REFERENCE, Result, comparisons
 
 FEW = 12  # clients up to which each gets a sentence
+EVEN = 1.25  # largest weight over smallest, up to which they are called equal
 
 
 def next_step(results: Sequence[Result]) -> str:
@@ -41,6 +42,9 @@ def next_step(results: Sequence[Result]) -> str:
 def reading(graph: ArrayLike, keys: Sequence[str]) -> str:
     """A learned graph in one paragraph: who listens to whom."""
     w = np.asarray(graph, dtype=np.float64)
+    row = np.delete(w.ravel(), np.s_[:: len(w) + 1])
+    if len(keys) > 2 and row.min() > 0 and row.max() <= EVEN * row.min():
+        return f"Everyone listens to everyone about equally ({_span(row)} each)."
     if len(keys) <= FEW:
         return " ".join(f"{sentence(w, keys, i)}." for i in range(len(keys)))
     off = np.where(np.eye(len(w), dtype=bool), 0.0, w)
@@ -64,7 +68,7 @@ def sentence(w: NDArray[np.float64], keys: Sequence[str], client: int) -> str:
     total = row.sum()
     if not len(row) or total <= 0:
         return f"{keys[client]} listens to nobody else"
-    if len(row) > 1 and row.min() > 0 and row.max() <= 1.25 * row.min():
+    if len(row) > 1 and row.min() > 0 and row.max() <= EVEN * row.min():
         return f"{keys[client]} listens to everyone about equally ({_span(row)} each)"
     order = np.argsort(-row, kind="stable")
     half = int((row[order].cumsum() < 0.5 * total).sum()) + 1

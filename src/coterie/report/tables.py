@@ -77,9 +77,14 @@ class Comparison:
         return (max if self.higher else min)(fair, key=lambda r: r.mean, default=None)
 
     @property
+    def people(self) -> str:
+        """On which data, and how many clients."""
+        return f"{self.data}, {self.clients} client{'s' * (self.clients != 1)}"
+
+    @property
     def head(self) -> str:
         """What is compared, in a line."""
-        return f"{self.experiment} (scale {self.scale}): {self.data}, {self.clients} clients, {_seeds(self.rows)}"
+        return f"{self.experiment} (scale {self.scale}): {self.people}, {_seeds(self.rows)}"
 
     @property
     def foot(self) -> str:
@@ -125,8 +130,9 @@ def _alike(result: Result) -> tuple[str, str, str, str, str, int, str, bool]:
     """What runs must share to stand in one table."""
     told = result["about"]
     facts = told.get("facts") or {}
-    split = "not the publisher's (resplit)" if told["resplit"] else str(facts.get("division", "the publisher's"))
-    data = str(facts.get("data", told.get("task", "")))
+    data = str(facts.get("data", "generated data"))
+    split = facts.get("division", "the publisher's" if "data" in facts else "generated with the data")
+    split = "not the publisher's (resplit)" if told["resplit"] else str(split)
     judged = str(result.get("split", "test"))
     return told["experiment"], told["scale"], data, judged, split, len(told["keys"]), told["main"], bool(told["higher"])
 
