@@ -158,13 +158,12 @@ def test_an_absent_client_stays_as_it_was(name: str, build: object) -> None:
     assert any(not torch.equal(row, first) for row, first in zip(others, rows_at_start(fleet), strict=True))
 
 
-def memory_of(fleet: Fleet, client: int) -> list[Tensor]:
-    """What one client remembers, wherever the fleet keeps it."""
-    kept = fleet.state()
-    key = fleet.keys[client]
-    if any(name.startswith(key + "/") for name in kept):
-        return [v for name, v in sorted(kept.items()) if name.startswith(key + "/")]
-    return [v[client] for name, v in sorted(kept.items()) if not name.startswith("ledger/")]
+def memory_of(fleet: Participation, client: int) -> list[Tensor]:
+    """What one client remembers: a loop names it by the client's number, a stack by its place."""
+    kept = {name: v for name, v in sorted(fleet.state().items()) if not name.startswith("ledger/")}
+    if isinstance(fleet.inner, LoopFleet):
+        return [v for name, v in kept.items() if name.startswith(f"{client}/")]
+    return [v[client] for v in kept.values()]
 
 
 def rows_at_start(fleet: Fleet) -> list[Tensor]:
