@@ -72,6 +72,20 @@ def test_curves_are_means_over_seeds_of_means_over_clients(out: Path) -> None:
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["cobo", "local", "fedavg"]
 
 
+def test_a_line_that_was_never_finished_is_left_out_and_a_broken_one_is_said(out: Path) -> None:
+    run = write_run(out, "fedavg", 0, [0.5, 0.5], rounds=(1, 2))
+    with (run / "metrics.jsonl").open("a") as lines:
+        lines.write('{"round": 3, "kind": "eval')
+    (compared,) = comparisons(collect([out]))
+    figure = figures._curves(compared, figures._looks(["fedavg"]))
+    assert figure is not None
+    assert list(figure.axes[0].lines[0].get_xdata()) == [1, 2]
+    with (run / "metrics.jsonl").open("a") as lines:
+        lines.write("\n")
+    with pytest.raises(RecordError, match=r"metrics\.jsonl is damaged"):
+        figures._curves(compared, figures._looks(["fedavg"]))
+
+
 def test_curves_end_where_the_first_seed_stopped(out: Path) -> None:
     write_run(out, "fedavg", 0, [0.5, 0.5], rounds=(1, 2, 3))
     write_run(out, "fedavg", 1, [0.5, 0.5], rounds=(1, 2))
