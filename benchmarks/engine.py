@@ -1,0 +1,191 @@
+"""How fast a population trains: the stacked fleet, compiled and not, beside the plain loop, in one run.
+
+    python benchmarks/engine.py [--device cpu|cuda] [--json FILE] [--repeats 5]
+
+Variants of one case are timed in turn, round after round, so that a noisy machine disturbs all of them alike; a table
+shows the median of each and the ratio to the loop. Losses of the variants are checked to agree first.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from coterie.asks import Fit, Gradient, Plan
+from coterie.data.population import Client, Population, population
+from coterie.fleet.base import Fleet
+from coterie.fleet.loop import LoopFleet
+from coterie.fleet.stacked import StackedFleet
+
+Go = Callable[[], torch.Tensor]
+
+
+def people(n: int, samples: int, width: int, outputs: int, model: Callable[[], nn.Module], task: str) -> Population:
+    g = torch.Generator().manual_seed(0)
+
+    def one() -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(samples, width, generator=g)
+        if task == "regression":
+            return x, torch.randn(samples, outputs, generator=g)
+        y = torch.randint(0, outputs, (samples,), generator=g)
+        y[:outputs] = torch.arange(outputs)
+        return x, y
+
+    return population([Client(f"c{i}", one()) for i in range(n)], model=model, task=task)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+def epoch(fleet: Fleet) -> Go:
+    x = fleet.initial()
+    return lambda: opened(fleet).ask(Fit(fleet.everyone, x, Plan(epochs=1, batch=10, lr=0.05))).loss
+
+
+def gradient(fleet: Fleet, batch: int) -> Go:
+    x = fleet.initial()
+    return lambda: opened(fleet).ask(Gradient(fleet.everyone, x, batch)).loss
+
+
+def opened(fleet: Fleet) -> Fleet:
+    """Round 0 again, so that every call draws the same batches."""
+    fleet.begin(0)
+    return fleet
+
+
+def baddbmm(fleet: StackedFleet) -> Go:
+    """The same epoch of the MLP written by hand: what a fleet can hope for."""
+    held = torch.stack(list(fleet.population.index["train"]))
+    start = fleet.initial()
+    batch, rate = 10, 0.05
+
+    def go() -> torch.Tensor:
+        w1, b1, w2, b2 = (v.clone() for v in fleet._layouts[0].views(start).values())
+        w1, w2 = w1.mT.contiguous(), w2.mT.contiguous()
+        b1, b2 = b1[:, None], b2[:, None]
+        for s in range(0, held.shape[1], batch):
+            now = held[:, s : s + batch]
+            x, y = fleet._inputs[now], fleet._targets[now]
+            h = torch.baddbmm(b1, x, w1)
+            a = h.relu()
+            p = torch.baddbmm(b2, a, w2).softmax(-1)
+            p.scatter_add_(2, y[..., None], torch.full_like(p[..., :1], -1.0))
+            p /= batch
+            back = torch.bmm(p, w2.mT) * (h > 0)
+            w2.baddbmm_(a.mT, p, alpha=-rate)
+            b2 -= rate * p.sum(1, keepdim=True)
+            w1.baddbmm_(x.mT, back, alpha=-rate)
+            b1 -= rate * back.sum(1, keepdim=True)
+        return w1
+
+    return go
+
+
+def timed(go: Go, least: float = 0.05) -> float:
+    """Milliseconds of one call, repeated until the clock has something to say."""
+    calls = 0
+    start = time.perf_counter()
+    while True:
+        go()
+        calls += 1
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        passed = time.perf_counter() - start
+        if passed > least:
+            return passed / calls * 1e3
+
+
+def cases(device: str) -> dict[str, tuple[dict[str, Go], bool]]:
+    def fleets(p: Population) -> dict[str, Fleet]:
+        made: dict[str, Fleet] = {
+            "loop": LoopFleet(p, device=device),
+            "stacked": StackedFleet(p, device=device, compile=False),
+            "compiled": StackedFleet(p, device=device, compile=True),
+        }
+        return made
+
+    training = fleets(people(20, 500, 784, 10, mlp, "classification"))
+    linear = fleets(people(150, 1000, 10, 1, lambda: nn.Linear(10, 1, bias=False), "regression"))
+    by_hand = training["stacked"]
+    assert isinstance(by_hand, StackedFleet)
+    epochs = {name: epoch(f) for name, f in training.items()} | {"baddbmm": baddbmm(by_hand)}
+    return {
+        "20 clients × 500, MLP 784-100-10, batch 10, one epoch": (epochs, True),
+        "150 linear clients, d=10, one gradient ask, batch 10": ({n: gradient(f, 10) for n, f in linear.items()}, True),
+        "150 linear clients, d=10, one gradient ask, batch 100": (
+            {n: gradient(f, 100) for n, f in linear.items()},
+            True,
+        ),
+    }
+
+
+def thousand(device: str) -> dict[str, float]:
+    """1,000 MLP clients: milliseconds of an epoch of 20 samples, and the most memory this process ever held."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fleet = StackedFleet(people(1000, 20, 784, 10, mlp, "classification"), device=device, compile=False)
+    took = timed(epoch(fleet))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"ms": took, "peak GB of the process": peak / 2**20, "before GB": before / 2**20}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--thousand", action="store_true", help="only the memory of 1,000 clients, in a fresh process")
+    options = parser.parse_args()
+    if options.thousand:
+        print(json.dumps(thousand(options.device)))
+        return
+    console = Console()
+    report: dict[str, Any] = {
+        "command": "python benchmarks/engine.py",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}",
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
+        "cases": {},
+    }
+    for name, (variants, agree) in cases(options.device).items():
+        losses = {kind: go() for kind, go in variants.items()}
+        if agree:
+            for kind, loss in losses.items():
+                if kind != "baddbmm":
+                    torch.testing.assert_close(loss, losses["loop"], rtol=1e-4, atol=1e-5)
+        times: dict[str, list[float]] = {kind: [] for kind in variants}
+        for _ in range(options.repeats):
+            for kind, go in variants.items():
+                times[kind].append(timed(go))
+        median = {kind: statistics.median(t) for kind, t in times.items()}
+        table = Table("variant", "ms", "times the loop", title=name)
+        for kind, ms in median.items():
+            table.add_row(kind, f"{ms:.2f}", f"{median['loop'] / ms:.1f}")
+        console.print(table)
+        report["cases"][name] = {kind: {"ms": ms, "speed-up": median["loop"] / ms} for kind, ms in median.items()}
+
+    done = subprocess.run(
+        [sys.executable, __file__, "--thousand", "--device", options.device], capture_output=True, text=True
+    )
+    report["1,000 MLP clients, 20 samples each, one epoch"] = json.loads(done.stdout)
+    console.print("1,000 MLP clients:", report["1,000 MLP clients, 20 samples each, one epoch"])
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
