@@ -1,4 +1,4 @@
-"""Plain values, as a file or a command line has them, to dataclasses and calls; or one sentence with the right thing."""
+"""Plain values, as a file or a command line has them, to dataclasses and calls; or a sentence saying what is right."""
 
 import enum
 import math
