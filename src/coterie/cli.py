@@ -308,21 +308,16 @@ def _go(study: "Study", json: Path | None, only: Sequence[str] | None = None) ->
                 raise
     if stop.is_set() and problem is None:
         _paused(f"go on with `coterie resume {study.out}`", stop.exit_code)
-    _shown(study, results)
-    if json is not None:
-        _json(json, study.experiment.name, study.experiment.scale, results)
-    if problem is not None:
-        raise problem
-    typer.echo(f"next: {_next(study)}")
-
-
-def _shown(study: "Study", results: "list[Result]") -> None:
-    """The table and the figures of what is finished."""
     from coterie.report import figures, tables
 
     _console().print(tables.table(tables.collect([r["run"] for r in results])))
+    if problem is not None:
+        raise problem
+    if json is not None:
+        _json(json, study.experiment.name, study.experiment.scale, results)
     drawn = figures.draw(study.out)
     typer.echo(f"record: {study.out}   figures: {', '.join(str(p.relative_to(study.out)) for p in drawn)}")
+    typer.echo(f"next: {_next(study)}")
 
 
 def _json(path: Path, experiment: str, scale: str, results: "list[Result]") -> None:

@@ -110,8 +110,9 @@ class Study:
                         return self.results()
                     try:
                         self._batch(algorithm, seeds, heard, stop)
-                    except DiskFullError:
-                        raise
+                    except DiskFullError as problem:
+                        how = f"free some space and go on with `coterie resume {self.out}`"
+                        raise DiskFullError(f"{problem}; {how}") from problem
                     except CoterieError as problem:
                         error = error or type(problem)(f"{algorithm}: {problem}")
             self._improved()

@@ -1,0 +1,63 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from coterie.errors import RecordError, SettingError
+from coterie.experiments import reader
+from coterie.runs.signals import Stop
+from coterie.runs.sweep import Sweep
+
+GRID = [("plan.lr", [0.0, 0.3]), ("fedavg.server_lr", [0.0, 1.0, 0.5])]
+
+
+def sweep(tiny: str, out: Path, **changes) -> Sweep:
+    experiment = reader.read(tiny, algorithms=["local", "fedavg"])
+    settings = {"seeds": [1000], "trials": None, "rounds_share": 0.5} | changes
+    return Sweep(experiment, GRID, **settings, device="cpu", out=out)
+
+
+def test_as_many_trials_for_each_and_the_best_on_validation_is_chosen(tiny: str, tmp_path: Path):
+    plan = sweep(tiny, tmp_path / "s")
+    chosen = plan.go([], Stop())
+    told = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    assert {name: len(tried) for name, tried in told["tried"].items()} == {"local": 2, "fedavg": 2}
+    assert chosen["local"] == {"plan.lr": 0.3}
+    for name, tried in told["tried"].items():
+        assert chosen[name] == max(tried, key=lambda t: t["score"])["settings"]
+        for trial in tried:
+            folder = tmp_path / "s" / trial["folder"]
+            about = json.loads((folder / name / "seed-1000" / "run.json").read_text())
+            assert about["rounds"] == 3
+            lines = [json.loads(x) for x in (folder / name / "seed-1000" / "metrics.jsonl").read_text().splitlines()]
+            assert {x["split"] for x in lines if x["kind"] == "evaluation"} == {"validation"}  # test is never looked at
+    tuned = reader.read(tiny, algorithms=["local", "oracle"], tuned=tmp_path / "s" / "tuned.toml")
+    assert tuned.algorithm("local").plan.lr == 0.3
+    assert tuned.algorithm("oracle").plan.lr == 0.2
+
+
+def test_a_sweep_goes_on_where_it_was(tiny: str, tmp_path: Path):
+    sweep(tiny, tmp_path / "s").go([], Stop())
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "s" / "trials").rglob("run.json")}
+    first = (tmp_path / "s" / "sweep.json").read_text()
+    sweep(tiny, tmp_path / "s").go([], Stop())
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "s" / "trials").rglob("run.json")} == times
+    assert (tmp_path / "s" / "sweep.json").read_text() == first
+    with pytest.raises(RecordError, match="another sweep"):
+        sweep(tiny, tmp_path / "s", trials=1).go([], Stop())
+
+
+def test_a_budget_and_the_smallest_grid_bound_the_trials(tiny: str, tmp_path: Path):
+    assert {k: len(v) for k, v in sweep(tiny, tmp_path / "a").trials.items()} == {"local": 2, "fedavg": 2}
+    assert {k: len(v) for k, v in sweep(tiny, tmp_path / "a", trials=1).trials.items()} == {"local": 1, "fedavg": 1}
+
+
+def test_reporting_seeds_and_grids_that_fit_nothing_are_refused(tiny: str, tmp_path: Path):
+    with pytest.raises(SettingError, match="seed 0 is reported by tiny"):
+        sweep(tiny, tmp_path / "a", seeds=[0])
+    experiment = reader.read(tiny, algorithms=["local"])
+    for path in ("cobo.rho", "plam.lr", "lr"):
+        with pytest.raises(SettingError, match="fits no algorithm"):
+            Sweep(experiment, [(path, [1])], [1000], None, 1.0, "cpu", tmp_path / "a")
+    with pytest.raises(SettingError, match="local has no setting 'sahred'"):
+        Sweep(experiment, [("local.sahred", [True])], [1000], None, 1.0, "cpu", tmp_path / "a").go([], Stop())
