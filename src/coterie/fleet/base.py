@@ -7,6 +7,7 @@ modulo RING permutations of the stream and runs round that ring, so a batch is a
 batches of different rounds, asks or draws are independent given the permutations. Nothing is sorted at an ask.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from coterie.fleet.ledger import Ledger
 from coterie.tasks import logits_of
 
 RING = 8  # how many permutations a fresh batch is drawn from
+_SEEDED = threading.Lock()  # torch draws initial weights from one generator per process; seeds may run in threads
 RECALIBRATION = 512  # batch of the pass that recalibrates buffers
 
 
@@ -463,7 +465,7 @@ class Fleet(ABC):
 @contextmanager
 def _seeded(key: int) -> Iterator[None]:
     """Let a module draw from torch's generator as a key says, without moving the caller's."""
-    with torch.random.fork_rng(devices=[]):
+    with _SEEDED, torch.random.fork_rng(devices=[]):
         torch.manual_seed(key & ((1 << 63) - 1))
         yield
 

@@ -99,8 +99,12 @@ class StackedFleet(Fleet):
     def _kept(self) -> Rows:
         return self._memory
 
+    def placed(self, kept: Rows) -> Rows:
+        """Memories where this fleet keeps them: counts on the host, the rest on the device."""
+        return {name: value if _on_host(name) else value.to(self.device) for name, value in kept.items()}
+
     def _restore(self, kept: Rows) -> None:
-        self._memory = {name: value if _on_host(name) else value.to(self.device) for name, value in kept.items()}
+        self._memory = self.placed(kept)
 
     def _write(self, name: str, local: Tensor, value: Tensor, good: Tensor | None, old: Callable[[], Tensor]) -> None:
         """Remember `value` for some clients of a stack, where `good`; what is remembered is never changed in place."""
