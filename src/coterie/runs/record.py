@@ -96,7 +96,7 @@ class Record:
                 path.parent.mkdir(exist_ok=True)
             files.write(path, encode(checkpoint.bare(tensors)))
         files.write_json(self.folder / RESULT, result)
-        self.mark("finished", seconds=result["seconds"])
+        self.mark("finished", rounds_run=result["rounds_run"], seconds=result["seconds"])
 
     def _save_graphs(self) -> None:
         if self._unsaved:

@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,25 @@ from coterie.runs import files
 from coterie.runs.checkpoint import Checkpoint
 from coterie.runs.files import DiskFullError
 from coterie.runs.listeners import Listener, TensorBoard
-from coterie.runs.record import FORMAT, RESULT, Record, known, true_graph
+from coterie.runs.record import FORMAT, RESULT, Record, Tell, known, true_graph
 from coterie.runs.runner import Outcome, drive
 
 EXPERIMENT = "experiment.json"
 SMALL = 500_000  # parameters of all clients together
+COPIES = 30  # of every model: states, gradients, moments, and what a batch leaves behind
 Result = dict[str, Any]
+Together = Callable[..., Sequence[Fleet]]  # (populations, seeds, **what a stacked fleet takes) → a fleet per seed
 
 
 class Study:
-    """One experiment in one folder. Made by `begin` or `find`."""
+    """One experiment in one folder. Made by `begin` or `find`.
 
-    def __init__(self, out: Path, experiment: Experiment, device: str) -> None:
-        self.out, self.experiment, self.device = out, experiment, device
+    `together` makes of several populations and seeds fleets that compute as one, each to be driven by a thread of its
+    own and closed at its end; without it, seeds run one after the other.
+    """
+
+    def __init__(self, out: Path, experiment: Experiment, device: str, together: Together | None = None) -> None:
+        self.out, self.experiment, self.device, self.together = out, experiment, device, together
         self._populations: dict[int, Population] = {}
 
     @classmethod
@@ -105,7 +111,7 @@ class Study:
         error: CoterieError | None = None
         with self._locked(), self._threads():
             for algorithm in self.experiment.algorithms if only is None else only:
-                for seeds in self._batches():
+                for seeds in self._batches(algorithm):
                     if stop.is_set():
                         return self.results()
                     try:
@@ -122,9 +128,31 @@ class Study:
 
     # ---- one batch ---------------------------------------------------------------------------------------------------
 
-    def _batches(self) -> list[tuple[int, ...]]:
-        """Seeds that run together."""
-        return [(seed,) for seed in self.experiment.budget.seeds]
+    def _batches(self, algorithm: str) -> list[tuple[int, ...]]:
+        """Seeds that run together: as they began, else all of them where memory allows."""
+        seeds = self.experiment.budget.seeds
+        begun = [record.about["batch"] for seed in seeds if (record := self.record(algorithm, seed)).status]
+        found = list(dict.fromkeys(tuple(batch) for batch in begun))
+        left = tuple(seed for seed in seeds if not any(seed in batch for batch in found))
+        return found + ([left] if left and self._fits(left) else [(seed,) for seed in left])
+
+    def _fits(self, seeds: Sequence[int]) -> bool:
+        """Whether these seeds can be one stack; one that has to be cut into chunks would win nothing."""
+        if self.together is None or self.experiment.budget.fleet != "stacked":
+            return False
+        populations = [self.population(seed) for seed in seeds]
+        if any(p.architecture != populations[0].architecture for p in populations):
+            return False
+        rows = sum(sum(self._widths(p)[a] for a in p.architecture) for p in populations)
+        if self.device.startswith("cuda"):
+            free = torch.cuda.mem_get_info(self.device)[0]
+        else:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return bool(rows * getattr(torch, self.experiment.budget.dtype).itemsize * COPIES < free)
+
+    def _widths(self, population: Population) -> list[int]:
+        """Parameters of each architecture."""
+        return [Layout.of(population.make(a)).d for a in range(len(population.architectures))]
 
     def _batch(
         self, algorithm: str, seeds: tuple[int, ...], listeners: Sequence[Listener], stop: threading.Event
@@ -136,7 +164,7 @@ class Study:
                 each.tell(message)
 
         records = [self.record(algorithm, seed) for seed in seeds]
-        points = together([r for r in records if r.status], tell) if any(r.status for r in records) else {}
+        points = common([r for r in records if r.status], tell) if all(r.status for r in records) else {}
         going: list[tuple[int, Record, Checkpoint | None]] = []
         for seed, record in zip(seeds, records, strict=True):
             if record.status == "finished" and record.folder not in points:
@@ -174,7 +202,9 @@ class Study:
             except BaseException as problem:
                 problems.append(problem)
 
-        threads = [threading.Thread(target=guarded, args=(f, *g)) for f, g in zip(fleets, going, strict=True)]
+        threads = [
+            threading.Thread(target=guarded, args=(f, *g), daemon=True) for f, g in zip(fleets, going, strict=True)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -187,13 +217,15 @@ class Study:
         budget = self.experiment.budget
         dtype = getattr(torch, budget.dtype)
         autocast = None if budget.autocast is None else getattr(torch, budget.autocast)
-        fleets: list[Fleet] = []
-        for seed in seeds:
-            population = self.population(seed)
-            if budget.fleet == "loop":
-                fleets.append(LoopFleet(population, seed=seed, device=self.device, dtype=dtype))
-            else:
-                fleets.append(StackedFleet(population, seed=seed, device=self.device, dtype=dtype, autocast=autocast))
+        options: dict[str, Any] = {"device": self.device, "dtype": dtype}
+        people = [self.population(seed) for seed in seeds]
+        fleets: list[Fleet]
+        if budget.fleet == "loop":
+            fleets = [LoopFleet(p, seed=s, **options) for p, s in zip(people, seeds, strict=True)]
+        elif len(seeds) > 1 and self.together is not None:
+            fleets = [*self.together(people, list(seeds), autocast=autocast, **options)]
+        else:
+            fleets = [StackedFleet(p, seed=s, autocast=autocast, **options) for p, s in zip(people, seeds, strict=True)]
         rules = self.experiment.attendance.rules()
         return [Participation(fleet, *rules) for fleet in fleets] if rules else fleets
 
@@ -250,8 +282,7 @@ class Study:
     def _threads(self) -> Iterator[None]:
         """One thread where models are so small that two would only wait for each other."""
         population, before = self.population(self.experiment.budget.seeds[0]), torch.get_num_threads()
-        width = max(Layout.of(population.make(a)).d for a in range(len(population.architectures)))
-        if population.n * width < SMALL:
+        if population.n * max(self._widths(population)) < SMALL:
             torch.set_num_threads(1)
         try:
             yield
@@ -273,27 +304,27 @@ class Study:
             lock.release()
 
 
-def together(records: Sequence[Record], tell: Any) -> dict[Path, Checkpoint]:
+def common(records: Sequence[Record], tell: Tell) -> dict[Path, Checkpoint]:
     """From where the runs of a batch go on: the newest round of which every unfinished one has a good checkpoint.
 
-    One that finished after that round goes along from it if it can, so that the batch is what it was. Runs that are
-    not in the answer are finished, or begin anew.
+    Those that finished after that round go along again, so that the batch is what it was; a round from which they can
+    is preferred. Runs that are not in the answer are finished, or begin anew.
     """
-    open_ = [r for r in records if r.status != "finished"]
-    if not open_:
+    unfinished = [r for r in records if r.status != "finished"]
+    if not unfinished:
         return {}
-    good = {r.folder: {p.round: p for p in r.good(tell)} for r in open_}
-    common = set.intersection(*(set(points) for points in good.values()))
-    if not common:
+    good = {r.folder: {p.round: p for p in r.good(tell)} for r in records}
+    shared = set.intersection(*(set(good[r.folder]) for r in unfinished))
+
+    def along(done: int) -> list[Record]:
+        return [r for r in records if r.status == "finished" and r.about["rounds_run"] > done]
+
+    whole = [done for done in shared if all(done in good[r.folder] for r in along(done))]
+    if not shared:
         return {}
-    newest = max(common)
-    found = {folder: points[newest] for folder, points in good.items()}
-    for record in records:
-        if record.status == "finished" and record.about.get("rounds_run", newest) > newest:
-            for point in record.good(tell):
-                if point.round == newest:
-                    found[record.folder] = point
-    return found
+    newest = max(whole or shared)
+    going = unfinished + [r for r in along(newest) if newest in good[r.folder]]
+    return {r.folder: good[r.folder][newest] for r in going}
 
 
 def versions() -> dict[str, str]:
