@@ -21,7 +21,9 @@ PLAN = {"steps": 3, "batch": 6, "lr": 0.1, "momentum": 0.5}
 def algorithm(name: str, population: Population, **settings: Any) -> Algorithm:
     """An algorithm with its defaults, on a short plan where it has one."""
     fields = {f.name for f in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
-    plan = {"plan": PLAN} if "plan" in fields else {}
+    plan: dict[str, Any] = {"plan": PLAN} if "plan" in fields else {}
+    if "batch" in fields:
+        plan["batch"] = 6
     return make(name, plan | settings, rounds=ROUNDS, groups=population.groups)
 
 
@@ -63,7 +65,8 @@ def travels(algo: Algorithm) -> dict[str, str]:
 
 def value(formula: str, **names: int) -> int:
     """What a formula of the docstring says."""
-    result: int = eval(formula.replace("·", "*").replace("²", "**2"), {"__builtins__": {}}, names)
+    plain = formula.replace("·", "*").replace("²", "**2").removeprefix("≤")
+    result: int = eval(plain.strip(), {"__builtins__": {}, "max": max}, names)
     return result
 
 

@@ -233,9 +233,9 @@ def test_traffic_phases_and_rows_are_what_the_docstring_says(name: str) -> None:
     before = fleet.ledger.totals()["sent"]
     fleet.begin(1)
     with Widest() as widest:
-        algo.round(fleet, state)
+        _, info = algo.round(fleet, state)
     after = fleet.ledger.totals()["sent"]
-    names = {"n": fleet.n, "d": fleet.d, "m": 4}
+    names = {"n": fleet.n, "d": fleet.d, "m": 4} | {k: int(v) for k, v in info.extra.items() if v.ndim == 0}
     for way in ("up", "down"):
         assert after[way]["numbers"] - before[way]["numbers"] == value(says[way], **names)
         assert after[way]["bytes"] - before[way]["bytes"] == 8 * value(says[way], **names)
@@ -253,7 +253,9 @@ def test_a_compiled_fleet_compiles_what_the_docstring_says_and_agrees(name: str)
     state, _ = run(fleet, algo)
     stats = torch._dynamo.utils.counters
     names = {"n": fleet.n, "d": fleet.d, "m": fleet.n}
-    assert stats["stats"]["unique_graphs"] == value(travels(algo)["graphs"], **names)
+    said = travels(algo)["graphs"]
+    compiled = stats["stats"]["unique_graphs"]
+    assert compiled == value(said, **names) or (said.startswith("≤") and 0 < compiled <= value(said, **names))
     assert not stats["graph_break"]
     plain = stacked(population)
     expected, _ = run(plain, algo)

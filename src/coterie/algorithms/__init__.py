@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.algorithm import Algorithm
+from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.local import Local
@@ -17,10 +18,21 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "finetuned_fedavg": FinetunedFedAvg,
     "oracle": Oracle,
+    "cobo": CoBo,
 }
 
 # name-variant → the settings that make the variant
-VARIANTS: dict[str, dict[str, Any]] = {}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "cobo-reference": {
+        "lr": 0.1,
+        "schedule": "power",
+        "c": 2.0,
+        "momentum": 0.9,
+        "warmup": 2,
+        "shared": False,
+        "select_first": False,
+    },
+}
 
 
 def make(

@@ -3,7 +3,8 @@
 Until the last `finetune` share of the rounds this is FedAvg, and the personal model is what the client's local training
 made of the global one. From then on everyone trains its own copy.
 
-Travels: up m·d, down m·d; phases 1; graphs 1; rows n. (Once fine-tuning has begun, nothing: its first round still sends x down.)
+Travels: up m·d, down m·d; phases 1; graphs 1; rows n.
+(Once fine-tuning has begun nothing travels, but for x down in its first round.)
 """
 
 from dataclasses import dataclass, field

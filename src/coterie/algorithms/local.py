@@ -1,6 +1,7 @@
 """Local training: everyone alone. The baseline that collaboration must beat.
 
-Travels: up 0, down 0; phases 1; graphs 1; rows n. The models live at the clients, so any mix of architectures can take part.
+Travels: up 0, down 0; phases 1; graphs 1; rows n.
+The models live at the clients, so any mix of architectures can take part.
 """
 
 from dataclasses import dataclass, field
