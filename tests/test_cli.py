@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from coterie import cli
+from coterie.experiments import reader
+from coterie.runs.study import Study
 
 COMMAND = [sys.executable, "-c", "from coterie.cli import main; main()"]
 
@@ -40,7 +42,8 @@ def test_the_quickstart_from_run_to_compare(coterie, tmp_path: Path):
     )
     assert (code, err) == (0, "")
     assert "local" in out
-    assert "next: coterie " in out.splitlines()[-1]
+    assert out.splitlines()[-1].startswith("next: ")
+    assert "coterie run quickstart" in out.splitlines()[-1]
     told = json.loads((tmp_path / "r.json").read_text())
     assert set(told) == {"experiment", "scale", "results"}
     assert (told["experiment"], told["scale"]) == ("quickstart", "smoke")
@@ -85,6 +88,7 @@ WRONG = {
     ("run", "quikstart"): "did you mean quickstart?",
     ("run", "quickstart", "--algorithms", "fedavgg"): "did you mean fedavg?",
     ("run", "quickstart", "--set", "run.rouns=3"): "did you mean rounds?",
+    ("run", "quickstart", "--set", "population.partition.share=7"): "share",
     ("run", "quickstart", "--seeds", "a"): "--seeds takes whole numbers",
     ("run", "quickstart", "--scale", "huge"): "no scale is called 'huge'",
     ("run", "quickstart", "--device", "gpu"): "there is no device 'gpu'",
@@ -143,9 +147,10 @@ def test_a_sweep_and_a_run_with_what_it_chose(coterie, tmp_path: Path):
 def test_a_signal_pauses_with_a_checkpoint_and_resuming_ends_with_the_same_numbers(
     coterie, tmp_path: Path, number: int, code: int
 ):
-    options = ["quickstart", "--algorithms", "fedavg", "--seeds", "0", "--set", "run.rounds=120"]
-    options += ["--set", "run.evaluate_every=20", "--set", "run.checkpoint_every=1000"]
-    process = subprocess.Popen([*COMMAND, "run", *options, "--out", "paused"], stderr=subprocess.PIPE, text=True)
+    sets = ["run.rounds=120", "run.evaluate_every=20", "run.checkpoint_every=1000", "run.seeds=[0]"]
+    options = ["--algorithms", "fedavg", *(word for change in sets for word in ("--set", change))]
+    command = [*COMMAND, "run", "quickstart", *options, "--out", "paused"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "paused/fedavg/seed-0/metrics.jsonl"
     while not (metrics.exists() and '"round":20' in metrics.read_text()):
         assert process.poll() is None
@@ -158,15 +163,19 @@ def test_a_signal_pauses_with_a_checkpoint_and_resuming_ends_with_the_same_numbe
     assert about["status"] == "paused"
     assert 20 <= about["rounds_run"] < 120
     assert coterie("resume", "paused")[0] == 0
-    assert coterie("run", *options, "--out", "whole")[0] == 0
-    assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "whole/fedavg/seed-0/metrics.jsonl").read_bytes()
+    assert (folder / "metrics.jsonl").read_bytes() == never_stopped(tmp_path / "whole", sets)
+
+
+def never_stopped(out: Path, sets: list[str]) -> bytes:
+    Study.begin(reader.read("quickstart", algorithms=["fedavg"], sets=sets), out).go()
+    return (out / "fedavg/seed-0/metrics.jsonl").read_bytes()
 
 
 def test_a_full_disk_pauses_with_the_checkpoint_intact(coterie, tmp_path: Path):
-    options = ["quickstart", "--algorithms", "fedavg", "--seeds", "0", "--set", "run.evaluate_every=2"]
-    options += ["--set", "run.checkpoint_every=5", "--set", "run.rounds=40", "--set", "run.keep_models=false"]
+    sets = ["run.rounds=40", "run.evaluate_every=2", "run.checkpoint_every=5", "run.seeds=[0]", "run.keep_models=false"]
+    options = ["--algorithms", "fedavg", *(word for change in sets for word in ("--set", change))]
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
-    limited = [sys.executable, "-c", limit + COMMAND[-1], "run", *options, "--out", "full"]
+    limited = [sys.executable, "-c", limit + COMMAND[-1], "run", "quickstart", *options, "--out", "full"]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -177,5 +186,4 @@ def test_a_full_disk_pauses_with_the_checkpoint_intact(coterie, tmp_path: Path):
     assert about["status"] == "paused"
     assert 0 < about["rounds_run"] < 40
     assert coterie("resume", "full")[0] == 0
-    assert coterie("run", *options, "--out", "whole")[0] == 0
-    assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "whole/fedavg/seed-0/metrics.jsonl").read_bytes()
+    assert (folder / "metrics.jsonl").read_bytes() == never_stopped(tmp_path / "whole", sets)

@@ -328,13 +328,10 @@ def _json(path: Path, experiment: str, scale: str, results: "list[Result]") -> N
 
 def _next(study: "Study") -> str:
     """One thing to try."""
-    from coterie.algorithms import ALGORITHMS
-
-    experiment = study.experiment
-    other = next((a for a in reversed(ALGORITHMS) if a not in experiment.algorithms), None)
-    if experiment.name != "quickstart" or other is None:
-        return f"coterie export {study.out / experiment.algorithms[-1]}/seed-{experiment.budget.seeds[0]} --client NAME"
-    return f"coterie run quickstart --algorithms local,{other}"
+    algorithm, seed = study.experiment.algorithms[-1], study.experiment.budget.seeds[0]
+    client = study.record(algorithm, seed).about["keys"][0]
+    take = f"take a model along: coterie export {study.out / algorithm / f'seed-{seed}'} --client {client}"
+    return study.experiment.next or take
 
 
 def main() -> None:

@@ -18,7 +18,10 @@ from coterie.experiments.budget import Budget
 from coterie.fleet.participation import Count, Fraction, Rule, Schedule, Stay
 from coterie.settings import build, hint
 
-TEXTS, TABLES = ("name", "about", "scale"), ("population", "run", "plan", "participation", "algorithms", "scales")
+TEXTS, TABLES = (
+    ("name", "about", "scale", "next"),
+    ("population", "run", "plan", "participation", "algorithms", "scales"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Experiment:
     name: str
     scale: str
     about: str
+    next: str  # what to try after it, said at its end
     budget: Budget
     attendance: Attendance
     given: dict[str, Any] = field(repr=False)  # the tables it was made of, scales applied and left out
@@ -282,6 +286,7 @@ def _checked(tables: dict[str, Any], source: str) -> Experiment:
         name=name,
         scale=tables["scale"],
         about=tables.get("about", ""),
+        next=tables.get("next", ""),
         budget=budget,
         attendance=attendance,
         given=tables,

@@ -1,5 +1,6 @@
 """What an experiment will take, said before it runs."""
 
+import sys
 from typing import Any
 
 import torch
@@ -47,7 +48,6 @@ def _span(size: torch.Tensor) -> str:
 
 def _travels(algorithm: Any) -> str:
     """The line of its docstring that says what moves, and in how many phases."""
-    import sys
-
     text = sys.modules[type(algorithm).__module__].__doc__ or ""
-    return next((line.strip() for line in text.splitlines() if line.startswith("Travels:")), "").rstrip(".")
+    found = next((line for line in text.splitlines() if line.startswith("Travels:")), "Travels: not said")
+    return found.removeprefix("Travels: ").partition(". ")[0].rstrip(".")

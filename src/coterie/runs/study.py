@@ -58,6 +58,8 @@ class Study:
                 out = base.with_name(f"{base.name}-{number}")
         elif _used(out):
             raise RecordError(f"{out} is already used: choose another --out, or go on with `coterie resume {out}`")
+        study = cls(out, experiment, device)
+        study.population(experiment.budget.seeds[0])  # what cannot be dealt leaves no folder behind
         with files.explained("the folder", out):
             out.mkdir(parents=True, exist_ok=True)
         about = {
@@ -70,7 +72,7 @@ class Study:
             "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
         }
         files.write_json(out / EXPERIMENT, about)
-        return cls(out, experiment, device)
+        return study
 
     @classmethod
     def find(cls, folder: Path) -> "Study":
