@@ -268,15 +268,18 @@ class StackedFleet(Fleet):
                 yield stack, pairs
 
     def _rows_at_once(self, stack: _Stack, samples: int) -> int:
-        """How many rows fit: parameters, gradients, moments, and what a batch leaves behind for the backward pass."""
+        """How many rows fit: parameters, gradients, moments, and what a batch leaves behind for the backward pass.
+
+        The machine's whole memory counts, not what is free just now: equal chunks round equally.
+        """
         if self.chunk is not None:
             return self.chunk
         bytes_each = self.dtype.itemsize * (6 * stack.layout.d + samples * self._footprint(stack))
         if self.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.device)[0] * 0.7
+            room = torch.cuda.get_device_properties(self.device).total_memory * 0.5
         else:
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.25
-        return max(1, int(free // max(1, bytes_each)))
+            room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.2
+        return max(1, int(room // max(1, bytes_each)))
 
     def _footprint(self, stack: _Stack) -> int:
         """Numbers one sample leaves behind in a forward pass, counted once by hooks."""
