@@ -92,6 +92,12 @@ CASES: dict[str, tuple[Callable[[Fleet], Ask], Four, Four, int]] = {
         5 * D,
     ),
     "a pull to one row": (lambda f: Fit(f.everyone, x(f), PLAN, pull=Pull(x(f)[0])), [D] * 4, [2 * D] * 4, 5 * D),
+    "a pull to other rows": (
+        lambda f: Fit(f.everyone, x(f), PLAN, pull=Pull(x(f) + 1)),
+        [D] * 4,
+        [2 * D] * 4,
+        8 * D,
+    ),
     "a pull to the start": (same_row, [D] * 4, [D] * 4, D),
     "a pull to the starts by at": (same_rows, [D] * 4, [D] * 4, 3 * D),
     "pull and drift by at": (
