@@ -28,17 +28,13 @@ class Lockstep:
 
     def __call__(self, populations: Sequence[Population], seeds: Sequence[int], **options: Any) -> list[StackedFleet]:
         self.batches.append(list(seeds))
-        barrier, lock = Meeting(len(seeds)), threading.Lock()
+        barrier = Meeting(len(seeds))
         closed = self.closed
 
         class View(StackedFleet):
             def begin(self, t: int) -> None:
                 barrier.wait()
                 super().begin(t)
-
-            def _initial(self, *which: Any) -> Any:
-                with lock:  # torch draws weights from a generator of the whole process
-                    return super()._initial(*which)
 
             def close(self) -> None:
                 closed.append(self.seed)
@@ -84,10 +80,10 @@ def study(tiny: str, out: Path, *sets: str) -> Study:
     return made
 
 
-def outcomes(out: Path) -> list[Any]:
+def outcomes(out: Path, algorithm: str = "fedavg") -> list[Any]:
     found: list[Any] = []
     for seed in (0, 1, 2):
-        folder = out / "fedavg" / f"seed-{seed}"
+        folder = out / algorithm / f"seed-{seed}"
         result = json.loads((folder / "result.json").read_text())
         found.append({k: v for k, v in result.items() if k not in ("seconds", "run")})
         found += [(folder / name).read_bytes() for name in BYTES]
@@ -95,10 +91,12 @@ def outcomes(out: Path) -> list[Any]:
 
 
 @pytest.fixture
-def whole(tiny: str, tmp_path: Path) -> list[Any]:
+def whole(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made = study(tiny, tmp_path / "one-by-one")
-    made.together = None
-    made.go()
+    with monkeypatch.context() as alone:
+        alone.setattr(Study, "_fits", lambda self, chosen: False)
+        made.go()
+    assert made.together.batches == []
     return outcomes(made.out)
 
 
@@ -152,3 +150,18 @@ def test_one_that_fails_lets_the_others_finish(tiny: str, tmp_path: Path, whole:
     again.together = Lockstep()
     again.go()
     assert outcomes(made.out) == whole
+
+
+@pytest.mark.parametrize("algorithm", ["local", "fedavg", "finetuned_fedavg", "oracle"])
+def test_one_joint_fleet_stopped_and_resumed_ends_as_if_never_stopped(tiny: str, tmp_path: Path, algorithm: str):
+    def joint(name: str) -> Study:
+        return Study.begin(reader.read(tiny, algorithms=[algorithm], seeds=[0, 1, 2]), tmp_path / name)
+
+    first = joint("whole")
+    first.go()
+    for done in (1, 2, 4):
+        made = joint(f"out-{done}")
+        stop = Stop()
+        made.go([StopAfter(stop, 1, done)], stop)
+        Study.find(made.out).go()
+        assert outcomes(made.out, algorithm) == outcomes(first.out, algorithm)

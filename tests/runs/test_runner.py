@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -182,10 +182,8 @@ def test_no_tensor_of_a_round_is_read_before_models_are_measured():
 def test_several_runs_go_on_in_threads_of_one_process():
     import threading
 
-    ready = replace(people(), architectures=(people().make(0),))  # drawing weights is torch's, and not for threads
-
     def one(seed: int) -> Outcome:
-        return drive(StackedFleet(ready, seed=seed), make("fedavg", {"plan": PLAN}), Budget(rounds=4))
+        return drive(StackedFleet(people(), seed=seed), make("fedavg", {"plan": PLAN}), Budget(rounds=4))
 
     expected = {seed: one(seed).result["clients_last"] for seed in (0, 1)}
     found: dict[int, object] = {}

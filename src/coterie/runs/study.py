@@ -17,6 +17,7 @@ from coterie.data.population import SPLITS, Population
 from coterie.errors import CoterieError, RecordError
 from coterie.experiments import reader
 from coterie.experiments.reader import Experiment
+from coterie.fleet import seeds
 from coterie.fleet.base import Fleet
 from coterie.fleet.layout import Layout
 from coterie.fleet.loop import LoopFleet
@@ -37,14 +38,12 @@ Together = Callable[..., Sequence[Fleet]]  # (populations, seeds, **what a stack
 
 
 class Study:
-    """One experiment in one folder. Made by `begin` or `find`.
+    """One experiment in one folder. Made by `begin` or `find`."""
 
-    `together` makes of several populations and seeds fleets that compute as one, each to be driven by a thread of its
-    own and closed at its end; without it, seeds run one after the other.
-    """
+    together: Together = staticmethod(seeds.together)  # makes fleets that compute as one, each for a thread of its own
 
-    def __init__(self, out: Path, experiment: Experiment, device: str, together: Together | None = None) -> None:
-        self.out, self.experiment, self.device, self.together = out, experiment, device, together
+    def __init__(self, out: Path, experiment: Experiment, device: str) -> None:
+        self.out, self.experiment, self.device = out, experiment, device
         self._populations: dict[int, Population] = {}
 
     @classmethod
@@ -113,11 +112,11 @@ class Study:
         error: CoterieError | None = None
         with self._locked(), self._threads():
             for algorithm in self.experiment.algorithms if only is None else only:
-                for seeds in self._batches(algorithm):
+                for batch in self._batches(algorithm):
                     if stop.is_set():
                         return self.results()
                     try:
-                        self._batch(algorithm, seeds, heard, stop)
+                        self._batch(algorithm, batch, heard, stop)
                     except DiskFullError as problem:
                         how = f"free some space and go on with `coterie resume {self.out}`"
                         raise DiskFullError(f"{problem}; {how}") from problem
@@ -132,18 +131,18 @@ class Study:
 
     def _batches(self, algorithm: str) -> list[tuple[int, ...]]:
         """Seeds that run together: as they began, else all of them where memory allows."""
-        seeds = self.experiment.budget.seeds
-        begun = [record.about["batch"] for seed in seeds if (record := self.record(algorithm, seed)).status]
+        every = self.experiment.budget.seeds
+        begun = [record.about["batch"] for seed in every if (record := self.record(algorithm, seed)).status]
         found = list(dict.fromkeys(tuple(batch) for batch in begun))
-        left = tuple(seed for seed in seeds if not any(seed in batch for batch in found))
+        left = tuple(seed for seed in every if not any(seed in batch for batch in found))
         return found + ([left] if left and self._fits(left) else [(seed,) for seed in left])
 
-    def _fits(self, seeds: Sequence[int]) -> bool:
+    def _fits(self, chosen: Sequence[int]) -> bool:
         """Whether these seeds can be one stack; one that has to be cut into chunks would win nothing."""
-        if self.together is None or self.experiment.budget.fleet != "stacked":
+        if self.experiment.budget.fleet != "stacked":
             return False
-        populations = [self.population(seed) for seed in seeds]
-        if any(p.architecture != populations[0].architecture for p in populations):
+        populations = [self.population(seed) for seed in chosen]
+        if not seeds.batchable(populations):
             return False
         rows = sum(sum(self._widths(p)[a] for a in p.architecture) for p in populations)
         if self.device.startswith("cuda"):
@@ -157,7 +156,7 @@ class Study:
         return [Layout.of(population.make(a)).d for a in range(len(population.architectures))]
 
     def _batch(
-        self, algorithm: str, seeds: tuple[int, ...], listeners: Sequence[Listener], stop: threading.Event
+        self, algorithm: str, batch: tuple[int, ...], listeners: Sequence[Listener], stop: threading.Event
     ) -> None:
         """The runs of some seeds, side by side."""
 
@@ -165,15 +164,15 @@ class Study:
             for each in listeners:
                 each.tell(message)
 
-        records = [self.record(algorithm, seed) for seed in seeds]
+        records = [self.record(algorithm, seed) for seed in batch]
         points = common([r for r in records if r.status], tell) if all(r.status for r in records) else {}
         going: list[tuple[int, Record, Checkpoint | None]] = []
-        for seed, record in zip(seeds, records, strict=True):
+        for seed, record in zip(batch, records, strict=True):
             if record.status == "finished" and record.folder not in points:
                 continue
             point = points.get(record.folder)
             if point is None:
-                record.begin(self._about(algorithm, seed, seeds), true_graph(self.population(seed).groups))
+                record.begin(self._about(algorithm, seed, batch), true_graph(self.population(seed).groups))
             else:
                 record.rewind(point, tell)
             going.append((seed, record, point))
@@ -214,20 +213,20 @@ class Study:
         if problems:
             raise problems[0]
 
-    def _fleets(self, seeds: Sequence[int]) -> list[Fleet]:
+    def _fleets(self, batch: Sequence[int]) -> list[Fleet]:
         """A fleet for each seed."""
         budget = self.experiment.budget
         dtype = getattr(torch, budget.dtype)
         autocast = None if budget.autocast is None else getattr(torch, budget.autocast)
         options: dict[str, Any] = {"device": self.device, "dtype": dtype}
-        people = [self.population(seed) for seed in seeds]
+        people = [self.population(seed) for seed in batch]
         fleets: list[Fleet]
         if budget.fleet == "loop":
-            fleets = [LoopFleet(p, seed=s, **options) for p, s in zip(people, seeds, strict=True)]
-        elif len(seeds) > 1 and self.together is not None:
-            fleets = [*self.together(people, list(seeds), autocast=autocast, **options)]
+            fleets = [LoopFleet(p, seed=s, **options) for p, s in zip(people, batch, strict=True)]
+        elif len(batch) > 1:
+            fleets = [*self.together(people, list(batch), autocast=autocast, **options)]
         else:
-            fleets = [StackedFleet(p, seed=s, autocast=autocast, **options) for p, s in zip(people, seeds, strict=True)]
+            fleets = [StackedFleet(p, seed=s, autocast=autocast, **options) for p, s in zip(people, batch, strict=True)]
         rules = self.experiment.attendance.rules()
         return [Participation(fleet, *rules) for fleet in fleets] if rules else fleets
 
