@@ -100,6 +100,12 @@ CASES: dict[str, tuple[Callable[[Fleet], Ask], Four, Four, int]] = {
     ),
     "a pull to the start": (same_row, [D] * 4, [D] * 4, D),
     "a pull to the starts by at": (same_rows, [D] * 4, [D] * 4, 3 * D),
+    "a pull to the start of another": (
+        lambda f: (lambda rows: Fit(f.everyone, rows, PLAN, at=[0, 1, 2, 3], pull=Pull(rows, at=[1, 0, 2, 2])))(x(f)),
+        [D] * 4,
+        [2 * D] * 4,
+        7 * D,
+    ),
     "pull and drift by at": (
         lambda f: Fit(
             f.everyone, Own(), PLAN, pull=Pull(x(f), at=[0, 1, 0, 1]), drift=Drift(x(f), at=[[0, 1]] * 3 + [[1, 2]])
@@ -136,8 +142,7 @@ CASES: dict[str, tuple[Callable[[Fleet], Ask], Four, Four, int]] = {
 PEOPLE = classes(linear)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", FLEETS)
+@pytest.mark.parametrize(("kind", "dtype"), [(StackedFleet, torch.float32), (LoopFleet, torch.float64)])
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_and_bytes_are_those_counted_by_hand(name: str, kind: type[Fleet], dtype: torch.dtype) -> None:
     make, up, down, once = CASES[name]

@@ -16,13 +16,13 @@ from coterie.fleet.participation import Fraction, Participation
 from coterie.fleet.stacked import StackedFleet
 
 BASE = {"batch": 6, "sampling": "epoch", "keep_optimiser": True}
-SGD = Plan(steps=3, lr=0.1, momentum=0.9, **BASE)
+SGD = Plan(steps=2, lr=0.1, momentum=0.9, **BASE)
 ADAM = Plan(epochs=1, lr=0.01, optimiser="adam", **BASE)
 MIXED = [mlp, batchnorm]
 
 
 def fleets(make: object = batchnorm) -> dict[str, Callable[[], Fleet]]:
-    people = classes(make)  # type: ignore[arg-type]
+    people = classes(make, size=9, ragged=3)  # type: ignore[arg-type]
     options = {"seed": 4, "dtype": torch.float64}
     return {
         "stacked": lambda: StackedFleet(people, **options),
@@ -84,7 +84,7 @@ def same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("name", FLEETS)
 def test_a_round_asked_twice_is_as_if_the_first_try_never_happened(name: str) -> None:
     once, twice = FLEETS[name](), FLEETS[name]()
-    for t in (0, 1, 4):
+    for t in (0, 4):
         once.begin(t)
         expected = wide_phases(once)
         for attempt in (mischief, wide_phases, None):
@@ -100,9 +100,8 @@ def test_a_round_asked_twice_is_as_if_the_first_try_never_happened(name: str) ->
 @pytest.mark.parametrize("name", FLEETS)
 def test_a_saved_fleet_goes_on_bit_for_bit(name: str) -> None:
     fleet = FLEETS[name]()
-    for t in range(2):
-        fleet.begin(t)
-        wide_phases(fleet)
+    fleet.begin(1)
+    wide_phases(fleet)
     saved = fleet.state()
     frozen = {k: v.clone() for k, v in saved.items()}
     fresh = FLEETS[name]()
