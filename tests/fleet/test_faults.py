@@ -63,7 +63,7 @@ def begun(fleet: Fleet) -> Fleet:
     return fleet
 
 
-@pytest.mark.parametrize("alter", [nan, one_infinity, lambda ask, values: -values / 0])
+@pytest.mark.parametrize("alter", [nan, one_infinity])
 @pytest.mark.parametrize("kind", FLEETS)
 @pytest.mark.parametrize("name", ASKS)
 def test_what_is_not_finite_on_its_way_counts_as_zero(name: str, kind: type[Fleet], alter: Alter) -> None:

@@ -44,14 +44,14 @@ def close(counts: Tensor, chances: Sequence[float], draws: int) -> None:
 
 
 def test_a_fraction_is_drawn_evenly_and_anew() -> None:
-    here = seen(Fraction(0.4), rounds=2000)
+    here = seen(Fraction(0.4), rounds=1200)
     assert (here.sum(1) == 2).all()
-    close(here.sum(0), [0.4] * 5, 2000)
+    close(here.sum(0), [0.4] * 5, 1200)
     pairs = torch.tensor([int((here[:, i] & here[:, j]).sum()) for i, j in itertools.combinations(range(5), 2)])
-    close(pairs, [0.1] * 10, 2000)  # every pair as often as any other
+    close(pairs, [0.1] * 10, 1200)  # every pair as often as any other
     again = int((here[1:] == here[:-1]).all(1).sum())
-    close(torch.tensor([again]), [0.1], 1999)  # the next round does not depend on this one
-    assert not torch.equal(here, seen(Fraction(0.4), rounds=2000, seed=1))
+    close(torch.tensor([again]), [0.1], 1199)  # the next round does not depend on this one
+    assert not torch.equal(here, seen(Fraction(0.4), rounds=1200, seed=1))
 
 
 @pytest.mark.parametrize(("share", "expected"), [(1.0, 5), (0.6, 3), (0.01, 1), (0.3, 2), (0.99, 5)])
@@ -79,9 +79,9 @@ def test_counts_by_size_are_successive_draws_without_replacement(count: int) -> 
         for i in drawn:
             chances[i] += chance
     assert sum(chances) == pytest.approx(count)
-    here = seen(Count(count, by_size=True), rounds=2500)
+    here = seen(Count(count, by_size=True), rounds=1500)
     assert (here.sum(1) == count).all()
-    close(here.sum(0), chances, 2500)
+    close(here.sum(0), chances, 1500)
 
 
 def test_a_schedule_says_who_and_begins_again() -> None:
