@@ -2,7 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from coterie.settings import hint
 if TYPE_CHECKING:
     from coterie.experiments.reader import Experiment
     from coterie.runs.listeners import Terminal
+    from coterie.runs.signals import Stop
     from coterie.runs.study import Result, Study
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -272,23 +274,20 @@ def _console(**options: Any) -> Any:
     return Console(**options) if sys.stdout.isatty() else Console(width=120, **options)
 
 
-class _listening:  # noqa: N801  (a context manager)
-    """A terminal to report to and a stop that heeds signals."""
+@contextmanager
+def _listening() -> "Iterator[tuple[Terminal, Stop]]":
+    """A terminal to report to, and a stop that heeds signals."""
+    from rich.console import Console
 
-    def __enter__(self) -> "tuple[Terminal, Any]":
-        from rich.console import Console
+    from coterie.runs.listeners import Terminal
+    from coterie.runs.signals import Stop, heeded
 
-        from coterie.runs.listeners import Terminal
-        from coterie.runs.signals import Stop, heeded
-
-        self.terminal, stop = Terminal(Console(stderr=True)), Stop()
-        self.heeded = heeded(stop)
-        self.heeded.__enter__()
-        return self.terminal, stop
-
-    def __exit__(self, *error: Any) -> None:
-        self.terminal.close()
-        self.heeded.__exit__(*error)
+    terminal, stop = Terminal(Console(stderr=True)), Stop()
+    try:
+        with heeded(stop):
+            yield terminal, stop
+    finally:
+        terminal.close()
 
 
 def _paused(how: str, code: int) -> None:
