@@ -28,6 +28,8 @@ def name(text: str) -> int:
 
 def fold(key: Tensor, counter: Tensor | int) -> Tensor:
     """A new key from a key and a counter. int64 products wrap, and `>>` keeps the sign, hence the masks."""
+    if isinstance(counter, Tensor) and torch.compiler.is_compiling():
+        counter = counter + (key & 0)  # else inductor folds an arange and the constant into a 32-bit index
     step = _signed((counter + 1) * _GOLDEN & _MASK) if isinstance(counter, int) else (counter + 1) * _GOLDEN
     z = key + step
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _FIRST

@@ -9,8 +9,9 @@ their models. One iteration of Algorithm 1, all from the same models X:
 u_i is the client's stochastic gradient, or its moving average with `momentum`. Pairs are unordered, each drawn with
 the probability of `schedule`; each end takes the gradient on its own data and a fresh batch, with its own buffers,
 which the probe never changes. In the box [0, 1] the diagonal of W plays no part; on the simplex it is scored like any
-pair, by two batches at x_i itself, and rows become asymmetric. Only clients that are present are paired, and only those
-that answer pull and are pulled: a newcomer enters with weight 1 to all (1/n on the simplex), one that left pulls nobody.
+pair, by two batches at x_i itself, and rows become asymmetric. Only clients that are present are paired, and only
+those that answer pull and are pulled: a newcomer enters with weight 1 to all (1/n on the simplex), one that left pulls
+nobody.
 
 `local_steps` is for use across a network: the client takes so many steps of (3) by itself, towards its neighbours'
 models of the round's start and with the weights before this round's selection, so that both still are one phase.

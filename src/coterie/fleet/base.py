@@ -2,9 +2,10 @@
 
 Randomness is counter-based. Client c has the key K = fold(name(key of c), seed). Its stream of samples of a split is
 endless permutations: permutation e sorts the samples i by fold(fold(fold(K, "permutation"), split), e) folded with i.
-`sampling="epoch"` reads on at the place kept at the client; "fresh" starts at fold(… K, "fresh", split, t, place, draw)
-modulo RING permutations of the stream and runs round that ring, so a batch is a uniform subset without replacement, and
-batches of different rounds, asks or draws are independent given the permutations. Nothing is sorted at an ask.
+`sampling="epoch"` reads on at the place kept at the client. "fresh" takes a place from fold(… K, "fresh", split, t,
+place, draw) modulo RING permutations; its k-th sample is the k-th from there round the same permutation, and after a
+whole pass the next one. So a batch is a uniform subset without replacement, a batch as large as the data is all of
+them, and batches of different rounds, asks or draws are independent given the permutations. No ask sorts anything.
 """
 
 import threading

@@ -146,12 +146,12 @@ class LoopFleet(Fleet):
             self._permutations[mark] = order.astype(np.int64)
         return self._permutations[mark]
 
-    def _stream(self, c: int, split: str, size: int, start: int, count: int, ring: bool) -> list[int]:
-        """`count` samples (as places in the client's list) from a place in its endless stream on."""
+    def _stream(self, c: int, split: str, size: int, start: int, ring: bool, span: range) -> list[int]:
+        """Samples (as places in the client's list) of a span of its endless stream from a place on."""
         places = []
-        for k in range(start, start + count):
-            k = k % (size * RING) if ring else k
-            places.append(int(self._permutation(c, split, size, k // size)[k % size]))
+        for k in span:
+            epoch, place = (start // size + k // size) % RING if ring else (start + k) // size, (start + k) % size
+            places.append(int(self._permutation(c, split, size, epoch)[place]))
         return places
 
     def _fresh_start(self, c: int, split: str, size: int, place: int, draw: int) -> int:
@@ -183,7 +183,7 @@ class LoopFleet(Fleet):
             samples = held
             done, count = 0, len(held)
         else:
-            samples = held[self._stream(c, split, len(held), start + done, batch, ring)]
+            samples = held[self._stream(c, split, len(held), start, ring, range(done, done + batch))]
             count = batch
         keys = self._sample_keys(c, place, draw, done, count)
         return self._inputs(samples, keys), self._targets(c, samples)
@@ -397,7 +397,7 @@ class LoopFleet(Fleet):
         c, b = int(ask.clients[pair]), ask.distil.batch
         name = f"public/{ask.distil.inputs}"
         start = self._fresh_start(c, name, len(public), place, draw)
-        chosen = self._stream(c, name, len(public), start + step * b, b, True)
+        chosen = self._stream(c, name, len(public), start, True, range(step * b, (step + 1) * b))
         before = {k: v.clone() for k, v in _buffers(module).items()}
         with _own_randomness():
             self._dropout(module, c, place, draw, step)

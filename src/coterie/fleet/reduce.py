@@ -83,13 +83,13 @@ class Sink:
             flat = order.flatten()
             block = grads if bool((flat == torch.arange(len(flat))).all()) else grads[flat.to(self.device)]
             block = block.view(len(names), size, -1)
-            self.gram[names.to(self.device)] = block @ block.mT
+            self.gram[names.to(self.device)] = inner_products(block)
             return
         for number, name in enumerate(names.tolist()):
             mine = (inverse == number).nonzero().flatten()
             rows = grads[mine.to(self.device)]
             place = slot[mine].to(self.device)
-            self.gram[name, place[:, None], place] = rows @ rows.T
+            self.gram[name, place[:, None], place] = inner_products(rows[None])[0]
 
     def answer(self, reason: Tensor, loss: Tensor) -> Answer:
         """What the ask wanted given."""
@@ -103,6 +103,18 @@ class Sink:
         if rows is None:
             rows = torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
         return Answer(reason, rows=rows, loss=loss)
+
+
+def inner_products(block: Tensor, span: int = 8192) -> Tensor:
+    """G×q×q inner products of G×q rows: long rows in spans, since a product of a few very long rows is slow alone."""
+    g, q, d = block.shape
+    whole = d // span * span
+    if whole <= span:
+        return block @ block.mT
+    parts = block[..., :whole].unflatten(-1, (-1, span)).transpose(1, 2).reshape(-1, q, span)
+    gram: Tensor = (parts @ parts.mT).view(g, -1, q, q).sum(1)
+    rest = block[..., whole:]
+    return gram + rest @ rest.mT
 
 
 def finite(rows: Tensor) -> Tensor:

@@ -206,18 +206,19 @@ class StackedFleet(Fleet):
     def _samples(self, stack: _Stack, split: str, local: Tensor, starts: Tensor, count: int, ring: bool) -> Tensor:
         """`count` samples of each client's stream from its start on: m×count numbers of samples on the device."""
         sizes = self._holdings(stack, split)[0][local]
-        lap = sizes * RING
-        where = local.to(self.device)
-        starts_there, lap_there = starts.to(self.device), lap.to(self.device)
-        place = starts_there[:, None] + torch.arange(count, device=self.device)
-        within = place % lap_there[:, None]
+        where = local.to(self.device)[:, None]
+        start, size = starts.to(self.device)[:, None], sizes.to(self.device)[:, None]
+        k = torch.arange(count, device=self.device)
         if ring:
-            return self._stream_table(stack, split, 0)[where[:, None], within]
+            place = (start // size + k // size) % RING * size + (start + k) % size
+            return self._stream_table(stack, split, 0)[where, place]
+        lap = sizes * RING
+        place, there = start + k, size * RING
         blocks = range(int((starts // lap).min()), int(((starts + count - 1) // lap).max()) + 1)
-        chosen = self._stream_table(stack, split, blocks[0])[where[:, None], within]
+        chosen = self._stream_table(stack, split, blocks[0])[where, place % there]
         for block in blocks[1:]:
-            other = self._stream_table(stack, split, block)[where[:, None], within]
-            chosen = torch.where(place // lap_there[:, None] == block, other, chosen)
+            other = self._stream_table(stack, split, block)[where, place % there]
+            chosen = torch.where(place // there == block, other, chosen)
         return chosen
 
     def _sample_keys(self, stack: _Stack, local: Tensor, place: int, draw: Tensor | None) -> Tensor | None:
