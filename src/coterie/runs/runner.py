@@ -34,6 +34,7 @@ class Outcome:
     models: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # "best" and "last", as the record names them
     lines: list[dict[str, Any]] = field(default_factory=list)  # what this process measured
     state: Any = None
+    graph: Tensor | None = None  # of the last round
 
 
 def drive(
@@ -246,7 +247,7 @@ class _Run:
                 self.record.graph(self.done, graph)
             self.record.finish(result, models)
         self.tell_end("finished")
-        return Outcome("finished", self.done, result, models, self.lines, state)
+        return Outcome("finished", self.done, result, models, self.lines, state, graph)
 
     def summary(self, values: dict[str, Tensor], split: str) -> dict[str, Any]:
         """The numbers of a table: plain means, the spread over clients, and the main metric in more ways."""
