@@ -6,6 +6,7 @@ from typing import Any
 
 from coterie.algorithm import Algorithm
 from coterie.algorithms.cobo import CoBo
+from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.local import Local
@@ -19,6 +20,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "finetuned_fedavg": FinetunedFedAvg,
     "oracle": Oracle,
     "cobo": CoBo,
+    "ditto": Ditto,
 }
 
 # name-variant → the settings that make the variant
