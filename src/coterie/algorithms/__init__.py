@@ -9,6 +9,7 @@ from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
+from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local import Local
 from coterie.algorithms.oracle import Oracle
 from coterie.errors import SettingError
@@ -21,6 +22,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "oracle": Oracle,
     "cobo": CoBo,
     "ditto": Ditto,
+    "ifca": IFCA,
 }
 
 # name-variant → the settings that make the variant
