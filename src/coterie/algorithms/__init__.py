@@ -8,6 +8,7 @@ from coterie.algorithm import Algorithm
 from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.federated_clustering import FederatedClustering
 from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local import Local
@@ -23,6 +24,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "cobo": CoBo,
     "ditto": Ditto,
     "ifca": IFCA,
+    "federated_clustering": FederatedClustering,
 }
 
 # name-variant → the settings that make the variant
