@@ -87,7 +87,9 @@ def test_cold_weights_take_the_best_model() -> None:
     trained = [module(row) for row in fleet.initial()]
     for i, model in enumerate(trained):
         train(model, i, people)
-    best = [min(range(4), key=lambda j, i=i: float(loss(trained[j], i, people, "validation"))) for i in range(4)]
+    best = [
+        min(range(4), key=lambda j, i=i: float(loss(trained[j], i, people, "validation").detach())) for i in range(4)
+    ]
     torch.testing.assert_close(result, torch.stack([flat(copy.deepcopy(trained[j])) for j in best]))
     assert info.graph.argmax(1).tolist() == best
 

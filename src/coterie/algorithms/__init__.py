@@ -13,6 +13,7 @@ from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local import Local
 from coterie.algorithms.oracle import Oracle
+from coterie.algorithms.validation_weights import ValidationWeights
 from coterie.errors import SettingError
 from coterie.settings import build, hint
 
@@ -25,6 +26,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "ditto": Ditto,
     "ifca": IFCA,
     "federated_clustering": FederatedClustering,
+    "validation_weights": ValidationWeights,
 }
 
 # name-variant → the settings that make the variant
