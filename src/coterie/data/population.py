@@ -1,5 +1,7 @@
 """A population: clients with private data and an architecture each, packed so that shared samples are stored once."""
 
+import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -86,8 +88,6 @@ class Population:
 
     def make(self, architecture: int) -> nn.Module:
         """A new module of an architecture; a module given by the user lends its weights and is never changed."""
-        import copy
-
         model = self.architectures[architecture]
         made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         if not isinstance(made, nn.Module):
@@ -242,12 +242,12 @@ def deal(
     distinct = list({id(m): m for m in models}.values())
     place = {id(m): i for i, m in enumerate(distinct)}
     width = len(str(n - 1))
-    targets = torch.from_numpy(np.ascontiguousarray(dataset.targets))
+    targets = _shared(dataset.targets)
     if partition.relabel is not None:
         targets = targets.long()  # labels name columns of `relabel`, and torch takes bytes for masks
     made = Population(
         keys=tuple(f"{prefix}{i:0{width}d}" for i in range(n)),
-        inputs=torch.from_numpy(np.asarray(dataset.inputs)) if dataset.inputs.flags.writeable else _readonly(dataset),
+        inputs=_shared(dataset.inputs),
         targets=targets,
         index={s: tuple(torch.as_tensor(rows) for rows in getattr(partition, s)) for s in SPLITS},
         task=_task(task, targets),
@@ -258,18 +258,22 @@ def deal(
         public={name: torch.as_tensor(x) for name, x in (public or {}).items()},
         transform=transform,
         seeds=(None,) * n,
-        facts={**dataset.facts, "data": dataset.name, "resplit": partition.resplit},
+        facts={
+            **dataset.facts,
+            **partition.facts,
+            "data": dataset.name,
+            "resplit": partition.resplit or bool(dataset.facts.get("resplit")),
+        },
     )
     made.check()
     return made
 
 
-def _readonly(dataset: Dataset) -> Tensor:
-    import warnings
-
+def _shared(array: Any) -> Tensor:
+    """The same memory as a tensor."""
     with warnings.catch_warnings():  # torch warns that a memory map is read-only; nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(dataset.inputs)
+        return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def _task(given: "Task | str | None", targets: Tensor) -> Task:

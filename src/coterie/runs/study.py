@@ -330,14 +330,7 @@ def common(records: Sequence[Record], tell: Tell) -> dict[Path, Checkpoint]:
 
 def versions() -> dict[str, str]:
     """What made a record."""
-    return {"coterie": coterie_version(), "torch": torch.__version__, "python": sys.version.split()[0]}
-
-
-def coterie_version() -> str:
-    """The installed version."""
-    from importlib.metadata import version
-
-    return version(coterie.__name__)
+    return {"coterie": coterie.__version__, "torch": torch.__version__, "python": sys.version.split()[0]}
 
 
 def _used(folder: Path) -> bool:
