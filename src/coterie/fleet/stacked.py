@@ -25,6 +25,7 @@ from coterie.fleet.optimiser import RowOptimiser, descend, hold
 from coterie.fleet.reduce import Sink, finite, zeroed
 from coterie.tasks import logits_of
 
+CACHED = 20 << 20  # bytes of parameters side by side on a CPU: more fall out of its caches between two steps
 Rows = dict[str, Tensor]  # parameter or buffer name → stacked tensors
 
 
@@ -280,7 +281,10 @@ class StackedFleet(Fleet):
             room = torch.cuda.get_device_properties(self.device).total_memory * 0.5
         else:
             room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.2
-        return max(1, int(room // max(1, bytes_each)))
+        fit = max(1, int(room // max(1, bytes_each)))
+        if self.device.type == "cpu" and not self.compile:
+            fit = min(fit, max(8, CACHED // (self.dtype.itemsize * stack.layout.d)))
+        return fit
 
     def _footprint(self, stack: _Stack) -> int:
         """Numbers one sample leaves behind in a forward pass, counted once by hooks."""
@@ -307,20 +311,22 @@ class StackedFleet(Fleet):
     def _chunks(self, stack: _Stack, pairs: Tensor, samples: int) -> Iterator[tuple[Tensor, int]]:
         """Pairs in chunks that fit, and how many of each chunk are real.
 
-        A compiled step is made for every size it meets, so sizes are n or powers of two: a rest that fills three
-        quarters of the next one is padded with its last pair, and a smaller one is cut.
+        A step is compiled for every size it meets, and compiling is slow, so there are few: as many rows as the stack
+        has clients (its own gradients have been compiled anyway), a quarter of that, a sixteenth … A rest that fills
+        more than half of a size is padded to it with its last pair.
         """
-        for chunk in pairs.split(self._rows_at_once(stack, samples)):
-            while self.compile and len(chunk) not in (0, self.n):
-                size = 1 << (len(chunk) - 1).bit_length()
-                if 4 * len(chunk) >= 3 * size:
-                    break
-                yield chunk[: size // 2], size // 2
-                chunk = chunk[size // 2 :]
-            real = len(chunk)
-            if self.compile and real not in (0, self.n):
-                chunk = torch.cat([chunk, chunk[-1:].expand((1 << (real - 1).bit_length()) - real)])
-            yield chunk, real
+        most = self._rows_at_once(stack, samples)
+        for chunk in pairs.split(most):
+            if not self.compile:
+                yield chunk, len(chunk)
+                continue
+            size = min(len(stack.clients), most)
+            while len(chunk):
+                while 2 * len(chunk) <= size and size > 2:
+                    size = max(2, size // 4)
+                real = min(size, len(chunk))
+                yield torch.cat([chunk[:real], chunk[real - 1 : real].expand(size - real)]), real
+                chunk = chunk[real:]
 
     # ---- one forward pass, and its gradient --------------------------------------------------------------------------
 
