@@ -370,7 +370,7 @@ def test_main_metric_directions_and_choice(name: str) -> None:
     summary = ragged(each, [sample(name, 4)])
     assert set(each.measure(*summary, ["loss"])) == {"loss"}
     for wrong in (lambda: each.higher_is_better("los"), lambda: each.measure(*summary, ["los"])):
-        with pytest.raises(SettingError, match=f"{each.name} has no metric 'los'; did you mean 'loss'?"):
+        with pytest.raises(SettingError, match=f"{each.name} has no metric 'los': did you mean loss"):
             wrong()
 
 
@@ -632,15 +632,15 @@ def test_tasks_by_name() -> None:
 @pytest.mark.parametrize(
     ("which", "given_settings", "message"),
     [
-        ("clasification", {}, "no task is called 'clasification'; did you mean 'classification'?"),
+        ("clasification", {}, "no task is called 'clasification': did you mean classification?"),
         (
             "zzz",
             {},
-            "no task is called 'zzz'; there are classification, binary, regression, segmentation, language_model",
+            "no task is called 'zzz': there are binary, classification, language_model, regression, segmentation",
         ),
-        ("classification", {"clases": 3}, "classification has no setting 'clases'; did you mean 'classes'?"),
-        ("regression", {"classes": 3}, "regression has no setting 'classes'; there are none"),
-        ("classification", {}, "classification needs classes: task('classification', classes=…)"),
+        ("classification", {"clases": 3}, "task classification has no setting 'clases': did you mean classes?"),
+        ("regression", {"classes": 3}, "task regression has no setting 'classes': there are none"),
+        ("classification", {}, "task classification needs the setting 'classes'"),
         ("classification", {"classes": 1}, "classes is 1; it must be a whole number of at least 2"),
         ("classification", {"classes": 2.5}, "classes is 2.5; it must be a whole number of at least 2"),
         ("language_model", {"vocabulary": 0}, "vocabulary is 0; it must be a whole number of at least 2"),

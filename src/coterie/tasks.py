@@ -10,10 +10,9 @@ targets; with a single class present `auroc` is NaN. `r2` of a constant target i
 and NaN for fewer than two samples (as scikit-learn).
 """
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from coterie.errors import CoterieError, DataError, ModelError, SettingError
+from coterie.settings import call, hint
 
 CALIBRATION_BINS = 15
 _LOWER_IS_BETTER = frozenset({"loss", "perplexity", "calibration_error"})
@@ -84,7 +84,7 @@ class Task(ABC):
     def _known(self, asked: Iterable[str]) -> None:
         for metric in asked:
             if metric not in self.metrics:
-                raise SettingError(f"{self.name} has no metric {metric!r}{_instead(metric, self.metrics)}")
+                raise SettingError(f"{self.name} has no metric {metric!r}: {hint(metric, self.metrics)}")
 
 
 _CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "calibration_error", "loss")
@@ -351,16 +351,7 @@ def task(which: str | Task, /, **settings: Any) -> Task:
                 f"settings {', '.join(settings)} came with a ready {which.name} task; give a name instead"
             )
         return which
-    if which not in TASKS:
-        raise SettingError(f"no task is called {which!r}{_instead(which, TASKS)}")
-    known = {field.name: field.default is MISSING for field in fields(TASKS[which])}  # type: ignore[arg-type]
-    for setting in settings:
-        if setting not in known:
-            raise SettingError(f"{which} has no setting {setting!r}{_instead(setting, known)}")
-    missing = [setting for setting, needed in known.items() if needed and setting not in settings]
-    if missing:
-        raise SettingError(f"{which} needs {', '.join(missing)}: task({which!r}, {missing[0]}=…)")
-    return TASKS[which](**settings)
+    return call("task", which, TASKS, **settings)
 
 
 def infer(targets: Tensor) -> Task:
@@ -454,14 +445,6 @@ def _shape(values: Tensor) -> str:
 
 def _kind(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
-
-
-def _instead(wrong: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(wrong, names, n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; there are {', '.join(names)}" if names else "; there are none"
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -5,14 +5,11 @@ Images are channels first. The last layer is always called `head`. Every model r
 `nn.Dropout`.
 """
 
-import difflib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from coterie.errors import SettingError
 from coterie.models.cnn import CNN, cnn_scool
 from coterie.models.cnn4 import CNN4
 from coterie.models.cnn28 import CNN28
@@ -24,6 +21,7 @@ from coterie.models.resnet9 import ResNet9
 from coterie.models.resnet18 import ResNet18
 from coterie.models.unet3d import UNet3d
 from coterie.models.vgg import vgg11, vgg13
+from coterie.settings import call
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": CNN,
@@ -50,18 +48,4 @@ def names() -> tuple[str, ...]:
 
 def build(name: str, /, **settings: Any) -> nn.Module:
     """A new model of this name: `build("cnn", channels=1, size=8)`. Draws its start from torch's generator."""
-    if name not in MODELS:
-        raise SettingError(f"no model is called {name!r}{_instead(name, MODELS)}")
-    known = inspect.signature(MODELS[name]).parameters
-    for setting in settings:
-        if setting not in known:
-            raise SettingError(f"model {name} has no setting {setting!r}{_instead(setting, known)}")
-    missing = [key for key, value in known.items() if value.default is value.empty and key not in settings]
-    if missing:
-        raise SettingError(f"model {name} needs {', '.join(missing)}: build({name!r}, {missing[0]}=…)")
-    return MODELS[name](**settings)
-
-
-def _instead(wrong: str, known: Any) -> str:
-    near = difflib.get_close_matches(wrong, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+    return call("model", name, MODELS, **settings)
