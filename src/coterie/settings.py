@@ -20,15 +20,17 @@ def hint(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
 
 
-def call(kind: str, name: str, table: Mapping[str, Callable[..., Result]], *given: Any, **settings: Any) -> Result:
+def call(kind: str, name: str, table: Mapping[str, Callable[..., Result]], /, *given: Any, **settings: Any) -> Result:
     """`table[name](*given, **settings)`; `kind` says in an error what the names are names of."""
     if name not in table:
         raise SettingError(f"no {kind} is called {name!r}: {hint(name, sorted(table))}")
     function = table[name]
     parameters = list(inspect.signature(function).parameters.values())[len(given) :]
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)  # then somebody further on knows the settings
+    parameters = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     known = [p.name for p in parameters]
     for setting in settings:
-        if setting not in known:
+        if setting not in known and not passes_on:
             raise SettingError(f"{kind} {name} has no setting {setting!r}: {hint(setting, known)}")
     for p in parameters:
         if p.default is p.empty and p.name not in settings:

@@ -128,10 +128,10 @@ PEOPLE = {
     "population.partition.clents=4": "partition iid has no setting 'clents': did you mean clients?",
     "population.partition=ird": "did you mean iid?",
     "population.partition.clients=0": "clients must be a whole number of at least 1",
-    "population.model.name=linaer": "'linear'",
+    "population.model.name=linaer": "did you mean linear?",
     "population.model.inputs=wide": "population",
     "population.model.inputs=63": "its model cannot take samples of shape (1, 8, 8)",
-    "population.task=classifcation": "'classification'",
+    "population.task=classifcation": "did you mean classification?",
     "population.augment.flop=true": "population.augment has no setting 'flop': did you mean flip?",
     "population.moodel=linear": "did you mean model?",
 }

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,14 @@ class _Holding:
     rows: Tensor
 
 
+class Stream(Protocol):
+    """Training data without end: sample k of client c is a pure function of c and k (see coterie.data.synthetic)."""
+
+    def samples(self, clients: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of samples; the two tensors are broadcast against each other."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Population:
     """What a fleet is built on. Make one with `population(…)` or `deal(…)`."""
@@ -59,6 +67,8 @@ class Population:
     transform: Callable[[Tensor, Tensor | None], Tensor] | None = None  # (samples, keys or None when evaluating)
     seeds: tuple[int | None, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    stream: Stream | None = None  # training data that are made online; `index["train"]` then only says how much counts
+    stream_clients: Tensor | None = None  # n: the stream's own number of each client
     server: int = 0  # how many reserved clients stand behind the n ordinary ones (0 or 1)
 
     @property
@@ -84,6 +94,7 @@ class Population:
             relabel=None if self.relabel is None else self.relabel[pick],
             groups=None if self.groups is None else tuple(self.groups[i] for i in order[: len(order) - self.server]),
             seeds=tuple(self.seeds[i] for i in order),
+            stream_clients=None if self.stream_clients is None else self.stream_clients[pick],
         )
 
     def make(self, architecture: int) -> nn.Module:
@@ -267,6 +278,14 @@ def deal(
     )
     made.check()
     return made
+
+
+def online(population: Population, stream: Stream) -> Population:
+    """The same clients, whose training batches are fresh samples of a stream; client i is the stream's client i.
+
+    The training data dealt before only say how much a client's data count, and what an epoch is.
+    """
+    return replace(population, stream=stream, stream_clients=torch.arange(population.n))
 
 
 def _shared(array: Any) -> Tensor:

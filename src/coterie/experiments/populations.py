@@ -1,7 +1,7 @@
 """The `[population]` table: who there is. A `kind` names the function that makes the clients of a seed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,8 @@ from coterie.data.augment import Augment
 from coterie.data.dataset import Dataset
 from coterie.data.partitions import partition as cut
 from coterie.data.population import Population, deal
+from coterie.data.population import online as fresh
+from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Synthetic
 from coterie.errors import CoterieError, SettingError
 from coterie.settings import build, call
 
@@ -80,8 +82,43 @@ def dealt(
     )
 
 
+SYNTHETIC: dict[str, Callable[..., Synthetic]] = {
+    "mean-estimation": MeanEstimation,
+    "least-squares": LeastSquares,
+    "linear": Linear,
+}
+
+
+def synthetic(
+    seed: int,
+    *,
+    name: str,
+    train: int = 100,
+    validation: float = 0.1,
+    test: int = 200,
+    online: bool = True,
+    **settings: Any,
+) -> Population:
+    """One of the papers' generated populations (coterie.data.synthetic), a linear model without bias for each client.
+
+    Training batches are fresh samples unless `online = false`; then, and for measuring, `train` samples of each client
+    are written down, of which a share is kept for validation, and `test` others.
+    """
+    source = call("synthetic population", name, SYNTHETIC, **{"seed": seed, **settings})
+    dataset = source.dataset(train, test)
+    inputs, outputs = dataset.inputs.shape[1], dataset.targets.shape[1]
+    made = deal(
+        dataset,
+        replace(cut("cluster_split", dataset, seed=seed, validation=validation), groups=np.array(source.groups())),
+        model=partial(models.build, "linear", inputs=inputs, outputs=outputs, bias=False),
+        task="regression",
+    )
+    return fresh(made, source) if online else made
+
+
 POPULATIONS: dict[str, Callable[..., Population]] = {
     "dealt": dealt,
+    "synthetic": synthetic,
 }
 
 

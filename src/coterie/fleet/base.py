@@ -6,6 +6,7 @@ endless permutations: permutation e sorts the samples i by fold(fold(fold(K, "pe
 place, draw) modulo RING permutations; its k-th sample is the k-th from there round the same permutation, and after a
 whole pass the next one. So a batch is a uniform subset without replacement, a batch as large as the data is all of
 them, and batches of different rounds, asks or draws are independent given the permutations. No ask sorts anything.
+The k-th sample of data that are made online is the stream's sample start + k, where a fresh start is modulo FRESH.
 """
 
 import threading
@@ -29,6 +30,7 @@ from coterie.tasks import logits_of
 
 RING = 8  # how many permutations a fresh batch is drawn from
 _SEEDED = threading.Lock()  # torch draws initial weights from one generator per process; seeds may run in threads
+FRESH = 1 << 40  # how far from its beginning a fresh batch of an online stream may start
 RECALIBRATION = 512  # batch of the pass that recalibrates buffers
 
 
@@ -103,6 +105,10 @@ class Fleet(ABC):
         if split not in self._sizes:
             raise AskError(f"no split {split!r}: there are {', '.join(SPLITS)}")
         return self._sizes[split][: self.n]
+
+    def _online(self, split: str) -> bool:
+        """Whether the samples of a split are made as they are asked for."""
+        return self.population.stream is not None and split == "train"
 
     def columns(self, part: str) -> Tensor:
         """The columns of a part of the model, by the name of its parameters: "head" is the last layer."""
@@ -378,6 +384,9 @@ class Fleet(ABC):
             if len(empty):
                 c = int(ask.clients[int(empty[0])])
                 raise AskError(f"client {self.population.keys[c]!r} has no {split} data to answer with")
+            batch = ask.plan.batch if isinstance(ask, Fit) else getattr(ask, "batch", None)
+            if batch is None and self._online(split):
+                raise AskError("data that are made online have no whole split to ask about: name a batch")
         inputs = ask.inputs if isinstance(ask, Predict) else None
         if isinstance(ask, Fit):
             inputs = ask.distil.inputs if ask.distil is not None else None

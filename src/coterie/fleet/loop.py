@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from coterie import draws
 from coterie.asks import NONFINITE, OK, Answer, Ask, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
 from coterie.data.population import Population
-from coterie.fleet.base import RECALIBRATION, RING, Fleet
+from coterie.fleet.base import FRESH, RECALIBRATION, RING, Fleet
 from coterie.fleet.layout import KeyedDropout
 from coterie.tasks import logits_of
 
@@ -156,7 +156,7 @@ class LoopFleet(Fleet):
 
     def _fresh_start(self, c: int, split: str, size: int, place: int, draw: int) -> int:
         key = draws.fold_int(self._client_keys[c], draws.name("fresh"), draws.name(split), self.t, place, draw)
-        return (key & ((1 << 62) - 1)) % (size * RING)
+        return (key & ((1 << 62) - 1)) % (FRESH if self._online(split) else size * RING)
 
     def _sample_keys(self, c: int, place: int, draw: int, first: int, count: int) -> Tensor | None:
         if self.population.transform is None:
@@ -178,6 +178,14 @@ class LoopFleet(Fleet):
         self, c: int, split: str, batch: int | None, start: int, ring: bool, place: int, draw: int, done: int
     ) -> tuple[Tensor, Tensor]:
         """The batch that begins `done` samples after the start: inputs and targets."""
+        if self._online(split):
+            assert batch is not None
+            assert self.population.stream is not None
+            assert self.population.stream_clients is not None
+            counters = torch.arange(start + done, start + done + batch)
+            x, y = self.population.stream.samples(self.population.stream_clients[c], counters)
+            made = y.to(self.device, self.dtype if y.is_floating_point() else None)
+            return x.to(self.device, self.dtype), made
         held = self.population.index[split][c]
         if batch is None:
             samples = held

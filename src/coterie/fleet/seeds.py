@@ -33,6 +33,7 @@ def batchable(populations: Sequence[Population]) -> bool:
         and p.task == first.task
         and p.transform == first.transform
         and not p.server
+        and p.stream is None
         and (p.relabel is None) == (first.relabel is None)
         and p.public.keys() == first.public.keys()
         and all(torch.equal(p.public[name], first.public[name]) for name in p.public)

@@ -19,7 +19,7 @@ from coterie import draws
 from coterie.asks import NONFINITE, OK, Answer, Ask, Distil, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
 from coterie.data.population import SPLITS, Population
 from coterie.errors import ModelError
-from coterie.fleet.base import RECALIBRATION, RING, Fleet
+from coterie.fleet.base import FRESH, RECALIBRATION, RING, Fleet
 from coterie.fleet.layout import KeyedDropout, Layout
 from coterie.fleet.optimiser import RowOptimiser, descend, hold
 from coterie.fleet.reduce import Sink, finite, zeroed
@@ -70,6 +70,8 @@ class StackedFleet(Fleet):
         self.chunk = chunk
         self._inputs = _store(population.inputs, device, dtype)
         self._targets = _store(population.targets, device, dtype)
+        if population.stream_clients is not None:
+            self._streams_there = population.stream_clients.to(device)
         self._relabel = None if population.relabel is None else population.relabel.to(device)
         self._ids_there = self._ids.to(device)
         self._public = {name: _store(x, device, dtype) for name, x in population.public.items()}
@@ -202,10 +204,13 @@ class StackedFleet(Fleet):
         for counter in (draws.name("fresh"), draws.name(split), self.t, place):
             key = draws.fold(key, counter)
         key = draws.fold(key, 0 if draw is None else draw)
-        return (key & ((1 << 62) - 1)) % (self._holdings(stack, split)[0][local] * RING)
+        span = FRESH if self._online(split) else self._holdings(stack, split)[0][local] * RING
+        return (key & ((1 << 62) - 1)) % span
 
     def _samples(self, stack: _Stack, split: str, local: Tensor, starts: Tensor, count: int, ring: bool) -> Tensor:
         """`count` samples of each client's stream from its start on: m×count numbers of samples on the device."""
+        if self._online(split):
+            return starts.to(self.device)[:, None] + torch.arange(count, device=self.device)
         sizes = self._holdings(stack, split)[0][local]
         where = local.to(self.device)[:, None]
         start, size = starts.to(self.device)[:, None], sizes.to(self.device)[:, None]
@@ -232,8 +237,14 @@ class StackedFleet(Fleet):
             key = draws.fold(key, counter)
         return draws.fold(key, 0 if draw is None else draw).to(self.device)
 
-    def _fetch(self, samples: Tensor, clients: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of m×B samples as their clients (m×B or m×1) see them."""
+    def _fetch(
+        self, samples: Tensor, clients: Tensor | None, keys: Tensor | None, online: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of m×B samples as their clients (m×B or m×1) see them; online, samples are made here."""
+        if online and clients is not None:
+            assert self.population.stream is not None
+            x, y = self.population.stream.samples(self._streams_there[clients], samples)
+            return x.to(self.dtype), y.to(self.dtype) if y.is_floating_point() else y
         x = self._inputs[samples]
         if self.population.transform is not None:
             x = self.population.transform(x, keys)
@@ -405,7 +416,7 @@ class StackedFleet(Fleet):
         key = draws.fold(self._row_keys(stack, here, place, draw, "dropout"), 0) if stack.keys else None
         shade = _shades(self._sample_keys(stack, here, place, draw), 0, samples.shape[1])
         rows, buffers = self._rows(stack, ask, part), self._buffers(stack, ask.memory, here)
-        step = self._gradient_step(stack)
+        step = self._gradient_step(stack, self._online(ask.split))
         grads, loss, _, after = step(rows, buffers, key, samples, clients.to(self.device)[:, None], shade, weights)
         return grads, loss, after
 
@@ -436,7 +447,7 @@ class StackedFleet(Fleet):
         weight = torch.ones(len(pairs), dtype=self.dtype, device=self.device)
         if ask.weights is not None:
             weight = ask.weights.to(self.device, self.dtype)[pairs.to(self.device)]
-        step = self._gradient_step(stack)
+        step = self._gradient_step(stack, self._online(ask.split))
         done: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for part in torch.arange(len(outputs)).split(self._rows_at_once(stack, ask.batch * table.shape[1])):
             which = table[part]
@@ -509,14 +520,14 @@ class StackedFleet(Fleet):
         samples = torch.where(real, samples, samples[:, :1])
         return samples, real.to(self.dtype) / there
 
-    def _gradient_step(self, stack: _Stack) -> Callable[..., tuple[Tensor, Tensor, Tensor, Rows]]:
-        mark = ("gradient", stack.number)
+    def _gradient_step(self, stack: _Stack, online: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor, Rows]]:
+        mark = ("gradient", stack.number, online)
         if mark not in self._steps:
             one = self._batched(stack, True, grad_and_value(self._value(stack), has_aux=True))
 
             def step(rows: Tensor, buffers: Rows, key: Tensor | None, samples: Tensor, clients: Tensor,
                      shade: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Rows]:  # fmt: skip
-                x, y = self._fetch(samples, clients, shade)
+                x, y = self._fetch(samples, clients, shade, online)
                 grads, (loss, (each, after)) = one(stack.layout.views(rows), buffers, key, x, y, weights)
                 return stack.layout.flatten(grads), loss, each, after
 
@@ -548,7 +559,8 @@ class StackedFleet(Fleet):
                     rows = self._rows(stack, ask, part)
                     draw = None if ask.draw is None else ask.draw[part]
                     shade = _shades(self._sample_keys(stack, local, place, draw), 0, samples.shape[1])
-                    x, y = self._fetch(samples, ask.clients[part].to(self.device)[:, None], shade)
+                    there = ask.clients[part].to(self.device)[:, None]
+                    x, y = self._fetch(samples, there, shade, self._online(ask.split))
                     buffers = self._policy_buffers(stack, ask, local, rows)
                     loss, _ = one(stack.layout.views(rows), buffers, None, x, y, weights)
                     losses[part.to(self.device)] = loss.to(self.dtype)
@@ -764,7 +776,7 @@ class StackedFleet(Fleet):
         final = {name: b.clone() for name, b in buffers.items()} if buffers else {}
         total = torch.zeros(len(pairs), dtype=self.dtype, device=self.device)
         public = self._distillation(stack, ask, pairs, start, place, most)
-        step_fn = self._fit_step(stack, plan)
+        step_fn = self._fit_step(stack, plan, self._online(ask.split))
         rate: float | Tensor = torch.tensor(plan.lr, dtype=self.dtype, device=self.device) if self.compile else plan.lr
         ordered = steps.tolist()
         ragged = bool(ordered) and ordered[0] != ordered[-1]
@@ -845,10 +857,12 @@ class StackedFleet(Fleet):
             riders["weight"] = _weights(ask.pull.weight, pairs, self)
         return riders
 
-    def _fit_step(self, stack: _Stack, plan: Plan) -> Callable[..., tuple[Tensor, Rows, list[Tensor] | None]]:
+    def _fit_step(
+        self, stack: _Stack, plan: Plan, online: bool
+    ) -> Callable[..., tuple[Tensor, Rows, list[Tensor] | None]]:
         """One step of training, in place. SGD's update is part of it; for others it gives the gradient that is left."""
         sgd = plan.optimiser == "sgd"
-        mark = ("fit", stack.number, sgd, plan.clip, plan.momentum, plan.nesterov, plan.weight_decay)
+        mark = ("fit", stack.number, online, sgd, plan.clip, plan.momentum, plan.nesterov, plan.weight_decay)
         if mark in self._steps:
             return self._steps[mark]
         one = self._batched(stack, True, grad_and_value(self._value(stack), has_aux=True))
@@ -858,7 +872,7 @@ class StackedFleet(Fleet):
                  samples: Tensor, clients: Tensor, shade: Tensor | None, weights: Tensor | None, ride: Rows,
                  extra: Rows | None, still: list[Tensor] | None, rate: float | Tensor,
                  ) -> tuple[Tensor, Rows, list[Tensor] | None]:  # fmt: skip
-            x, y = self._fetch(samples, clients, shade)
+            x, y = self._fetch(samples, clients, shade, online)
             named = dict(zip(layout.names, parameters, strict=True))
             grads, (loss, (_, after)) = one(named, buffers, key, x, y, weights)
             gradient = [grads[n] if extra is None else grads[n] + extra[n] for n in layout.names]
