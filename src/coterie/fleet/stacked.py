@@ -7,7 +7,7 @@ several architectures are several stacks, answered one after the other in the sa
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,11 @@ from coterie import draws
 from coterie.asks import NONFINITE, OK, Answer, Ask, Distil, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
 from coterie.data.population import SPLITS, Population
 from coterie.errors import ModelError
-from coterie.fleet.base import FRESH, RECALIBRATION, RING, Fleet
+from coterie.fleet.base import RECALIBRATION, Fleet
 from coterie.fleet.layout import KeyedDropout, Layout
 from coterie.fleet.optimiser import RowOptimiser, descend, hold
 from coterie.fleet.reduce import Sink, finite, zeroed
+from coterie.fleet.streams import Streams
 from coterie.tasks import logits_of
 
 CACHED = 20 << 20  # bytes of parameters side by side on a CPU: more fall out of its caches between two steps
@@ -42,7 +43,7 @@ class _Stack:
     keys: tuple[str, ...]  # names of the dropout keys
     held: dict[str, Tensor]  # split → clients × longest, the samples each holds
     sizes: dict[str, Tensor]  # split → how many
-    streams: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (split, block) → clients × longest·RING
+    streams: Streams
 
 
 class StackedFleet(Fleet):
@@ -73,7 +74,6 @@ class StackedFleet(Fleet):
         if population.stream_clients is not None:
             self._streams_there = population.stream_clients.to(device)
         self._relabel = None if population.relabel is None else population.relabel.to(device)
-        self._ids_there = self._ids.to(device)
         self._public = {name: _store(x, device, dtype) for name, x in population.public.items()}
         self._stacks = [self._build(a) for a in range(len(self._modules))]
         self._memory: Rows = {}  # what clients remember, by name; never changed in place
@@ -94,8 +94,13 @@ class StackedFleet(Fleet):
             for i, r in enumerate(rows):
                 table[i, : len(r)] = r
             held[split] = table.to(self.device)
+        for name, x in self._public.items():  # everyone holds all public inputs
+            sizes[f"public/{name}"] = torch.full((len(clients),), len(x))
+            held[f"public/{name}"] = torch.arange(len(x), device=self.device).expand(len(clients), -1)
         fresh = {n: b.detach().clone() for n, b in module.named_buffers() if n not in keys}
-        return _Stack(a, clients, local, self._layouts[a], module, fresh, keys, held, sizes)
+        endless = ("train",) if self.population.stream is not None else ()
+        streams = Streams(self._ids[clients], held, sizes, endless, self.device)
+        return _Stack(a, clients, local, self._layouts[a], module, fresh, keys, held, sizes, streams)
 
     # ---- what clients remember ---------------------------------------------------------------------------------------
 
@@ -165,67 +170,6 @@ class StackedFleet(Fleet):
         self._write(name, local, after, good, lambda: torch.zeros(len(stack.clients), dtype=torch.long))
 
     # ---- samples -----------------------------------------------------------------------------------------------------
-
-    def _stream_table(self, stack: _Stack, split: str, block: int) -> Tensor:
-        """RING permutations of every client's samples, one after the other: clients × (longest · RING)."""
-        mark = (split, block)
-        if mark not in stack.streams:
-            old = [m for m in stack.streams if m[0] == split and m[1] not in (0, block - 1)]
-            for m in old:
-                del stack.streams[m]
-            sizes, table = self._holdings(stack, split)
-            there = sizes.to(self.device)
-            longest = table.shape[1]
-            keys = self._ids_there[stack.clients.to(self.device)]
-            for counter in (draws.name("permutation"), draws.name(split)):
-                keys = draws.fold(keys, counter)
-            epochs = torch.arange(block * RING, (block + 1) * RING, device=self.device)
-            sample = torch.arange(longest, device=self.device)
-            marks = draws.fold(draws.fold(keys[:, None], epochs)[..., None], sample)  # clients × RING × longest
-            marks = marks.masked_fill((sample >= there[:, None])[:, None], torch.iinfo(torch.long).max)
-            order = marks.argsort(dim=-1, stable=True)
-            place = torch.arange(longest * RING, device=self.device)
-            size = there[:, None].clamp(min=1)
-            epoch = (place // size).clamp(max=RING - 1)
-            within = place % size
-            chosen = order.view(len(sizes), -1).gather(1, epoch * longest + within)
-            stack.streams[mark] = table.gather(1, chosen)
-        return stack.streams[mark]
-
-    def _holdings(self, stack: _Stack, split: str) -> tuple[Tensor, Tensor]:
-        if split in stack.held:
-            return stack.sizes[split], stack.held[split]
-        count = len(self._public[split.removeprefix("public/")])
-        n = len(stack.clients)
-        return torch.full((n,), count), torch.arange(count, device=self.device).expand(n, -1)
-
-    def _fresh_starts(self, stack: _Stack, split: str, local: Tensor, place: int, draw: Tensor | None) -> Tensor:
-        key = self._ids[stack.clients[local]]
-        for counter in (draws.name("fresh"), draws.name(split), self.t, place):
-            key = draws.fold(key, counter)
-        key = draws.fold(key, 0 if draw is None else draw)
-        span = FRESH if self._online(split) else self._holdings(stack, split)[0][local] * RING
-        return (key & ((1 << 62) - 1)) % span
-
-    def _samples(self, stack: _Stack, split: str, local: Tensor, starts: Tensor, count: int, ring: bool) -> Tensor:
-        """`count` samples of each client's stream from its start on: m×count numbers of samples on the device."""
-        if self._online(split):
-            return starts.to(self.device)[:, None] + torch.arange(count, device=self.device)
-        sizes = self._holdings(stack, split)[0][local]
-        where = local.to(self.device)[:, None]
-        start, size = starts.to(self.device)[:, None], sizes.to(self.device)[:, None]
-        k = torch.arange(count, device=self.device)
-        if ring:
-            place = (start // size + k // size) % RING * size + (start + k) % size
-            return self._stream_table(stack, split, 0)[where, place]
-        lap = sizes * RING
-        place, there = start + k, size * RING
-        blocks = range(int((starts // lap).min()), int(((starts + count - 1) // lap).max()) + 1)
-        chosen = self._stream_table(stack, split, blocks[0])[where, place % there]
-        for block in blocks[1:]:
-            other = self._stream_table(stack, split, block)[where, place % there]
-            chosen = torch.where(place // there == block, other, chosen)
-        return chosen
 
     def _sample_keys(self, stack: _Stack, local: Tensor, place: int, draw: Tensor | None) -> Tensor | None:
         """One key per pair, to be folded with the sample's place in the ask."""
@@ -483,10 +427,10 @@ class StackedFleet(Fleet):
         fresh = ask.sampling == "fresh"
         if fresh:
             draw = None if ask.draw is None else ask.draw[pairs]
-            starts = self._fresh_starts(stack, ask.split, local, place, draw)
+            starts = stack.streams.starts(ask.split, local, self.t, place, draw)
         else:
             starts = self._positions(stack, ask.memory, ask.split, local)
-        return self._samples(stack, ask.split, local, starts, ask.batch, fresh)
+        return stack.streams.samples(ask.split, local, starts, ask.batch, fresh)
 
     def _gradient_batches(
         self, stack: _Stack, ask: Gradient | Loss, pairs: Tensor, place: int
@@ -758,8 +702,8 @@ class StackedFleet(Fleet):
             if epoch:
                 starts = self._positions(stack, ask.memory, ask.split, local)
             else:
-                starts = self._fresh_starts(stack, ask.split, local, place, draw)
-            samples = self._samples(stack, ask.split, local, starts, most * plan.batch, not epoch)
+                starts = stack.streams.starts(ask.split, local, self.t, place, draw)
+            samples = stack.streams.samples(ask.split, local, starts, most * plan.batch, not epoch)
         shade = self._sample_keys(stack, local, place, draw)
         drop = self._row_keys(stack, local, place, draw, "dropout") if stack.keys else None
         parameters = {
@@ -915,8 +859,8 @@ class StackedFleet(Fleet):
         weight = _weights(distil.weight, pairs, self)
         draw = None if ask.draw is None else ask.draw[pairs]
         name = f"public/{distil.inputs}"
-        starts = self._fresh_starts(stack, name, local, place, draw)
-        chosen = self._samples(stack, name, local, starts, steps * distil.batch, True)
+        starts = stack.streams.starts(name, local, self.t, place, draw)
+        chosen = stack.streams.samples(name, local, starts, steps * distil.batch, True)
 
         def gap(parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, target: Tensor, w: Tensor) -> Tensor:
             state = {**parameters, **{n: b.clone() for n, b in buffers.items()}}
