@@ -331,21 +331,19 @@ class StackedFleet(Fleet):
         reason = torch.zeros(ask.m, dtype=torch.int8, device=self.device)
         losses = torch.zeros(ask.m, dtype=self.dtype, device=self.device)
         for stack, pairs in self._by_stack(ask):
-            if self._fusable(stack, ask) and self._fused_sum(stack, ask, pairs, place, sink, reason, losses):
-                pass
-            else:
-                for part, real, samples, weights in self._gradient_batches(stack, ask, pairs, place):
-                    grads, loss, after = self._gradients(stack, ask, part, samples, weights, place)
-                    if real < len(part):
-                        part, grads, loss = part[:real], grads[:real], loss[:real]
-                        after = {name: b[:real] for name, b in after.items()}
-                    good = finite(grads) & torch.isfinite(loss)
-                    there = part.to(self.device)
-                    reason[there] = torch.where(good, OK, NONFINITE).to(torch.int8)
-                    losses[there] = torch.where(good, loss, 0).to(self.dtype)
-                    sink.take(part, grads, good)
-                    if ask.track:
-                        self._keep_buffers(stack, ask.memory, stack.local[ask.clients[part]], after, good)
+            fused = self._fusable(stack, ask) and self._fused_sum(stack, ask, pairs, place, sink, reason, losses)
+            for part, real, samples, weights in () if fused else self._gradient_batches(stack, ask, pairs, place):
+                grads, loss, after = self._gradients(stack, ask, part, samples, weights, place)
+                if real < len(part):
+                    part, grads, loss = part[:real], grads[:real], loss[:real]
+                    after = {name: b[:real] for name, b in after.items()}
+                good = finite(grads) & torch.isfinite(loss)
+                there = part.to(self.device)
+                reason[there] = torch.where(good, OK, NONFINITE).to(torch.int8)
+                losses[there] = torch.where(good, loss, 0).to(self.dtype)
+                sink.take(part, grads, good)
+                if ask.track:
+                    self._keep_buffers(stack, ask.memory, stack.local[ask.clients[part]], after, good)
             if ask.track and ask.sampling == "epoch" and ask.batch is not None:
                 self._move_on(stack, ask, pairs, torch.full((len(pairs),), ask.batch), reason)
         return sink.answer(reason, losses)
