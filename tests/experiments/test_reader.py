@@ -170,3 +170,18 @@ def test_missing_data_say_how_to_get_them(file: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("COTERIE_DATA", str(tmp_path / "empty"))
     with pytest.raises(DataError, match="coterie data get mnist"):
         reader.read(str(file), sets=["population.data=mnist"]).population(0)
+
+
+def test_a_plan_set_for_all_wins_over_what_the_file_says_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[population]\ndata = "digits"\npartition = { name = "iid", clients = 2 }\n'
+        'model = { name = "linear", inputs = 64, outputs = 10 }\n[run]\nrounds = 2\n[plan]\nsteps = 1\n'
+        "[algorithms.local]\nplan.lr = 0.5\nplan.batch = 4\n[algorithms.fedavg]\n"
+    )
+    plans = {
+        name: reader.read(str(file), sets=sets).algorithm("local", None).plan.lr  # type: ignore[attr-defined]
+        for name, sets in {"file": [], "set": ["plan.lr=0.1"], "own": ["plan.lr=0.1", "local.plan.lr=0.7"]}.items()
+    }
+    assert plans == {"file": 0.5, "set": 0.1, "own": 0.7}
+    assert reader.read(str(file), sets=["plan.lr=0.1"]).algorithm("local", None).plan.batch == 4  # type: ignore[attr-defined]

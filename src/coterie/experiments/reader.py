@@ -254,6 +254,10 @@ def _put(tables: dict[str, Any], path: str, value: Any, where: str) -> None:
     if not isinstance(place, dict):
         raise SettingError(f"{where}: {'.'.join(steps[:-1])} is {place!r}, no table that could hold {steps[-1]!r}")
     place[steps[-1]] = value
+    if steps[0] == "plan":  # for all algorithms, and later than what the file says of one of them
+        for own in known.values():
+            if isinstance(own, dict) and isinstance(own.get("plan"), dict):
+                own["plan"].pop(steps[-1], None)
 
 
 def _checked(tables: dict[str, Any], source: str) -> Experiment:
