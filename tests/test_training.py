@@ -57,3 +57,24 @@ def test_what_cannot_be_is_said_in_a_sentence() -> None:
         coterie.train(make("local"), fleet, rounds=1, lr=0.1)
     with pytest.raises(AttributeError):
         coterie.nothing  # noqa: B018
+
+
+def test_a_fleet_can_be_trained_again_from_its_start() -> None:
+    people = classes(batchnorm, groups=(0, 0, 1, 1))
+    fleet = coterie.StackedFleet(people, seed=0, dtype=torch.float64)
+    plan = {"steps": 2, "batch": 8, "lr": 0.2}
+    first = coterie.train("local", fleet, rounds=3, plan=plan)
+    coterie.train("fedavg", fleet, rounds=2, plan=plan)
+    again = coterie.train("local", fleet, rounds=3, plan=plan)
+    assert first.clients == again.clients
+    assert first.ledger == again.ledger
+    assert all(torch.equal(first.rows["last"][k], again.rows["last"][k]) for k in first.rows["last"])
+
+
+def test_a_stray_label_is_its_holders_and_not_the_first_clients() -> None:
+    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    bad = y.clone()
+    bad[5] = 7
+    clients = [coterie.Client("a", (x, y)), coterie.Client("b", (x, y), test=(x, bad))]
+    with pytest.raises(coterie.CoterieError, match=r"client 'b': test label 7 is out of range: .* 2 outputs"):
+        coterie.population(clients, model=lambda: torch.nn.Linear(4, 2))

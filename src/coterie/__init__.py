@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coterie.algorithm import Algorithm, Info
+    from coterie.asks import Plan
     from coterie.data.population import Client, Population, deal, population
     from coterie.errors import CoterieError
     from coterie.fleet.loop import LoopFleet
@@ -24,6 +25,7 @@ _HOMES = {
     "Info": "coterie.algorithm",
     "LoopFleet": "coterie.fleet.loop",
     "Participation": "coterie.fleet.participation",
+    "Plan": "coterie.asks",
     "Population": "coterie.data.population",
     "StackedFleet": "coterie.fleet.stacked",
     "Trained": "coterie.training",
@@ -38,6 +40,7 @@ __all__ = [
     "Info",
     "LoopFleet",
     "Participation",
+    "Plan",
     "Population",
     "StackedFleet",
     "Trained",
@@ -52,3 +55,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'coterie' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

@@ -130,8 +130,9 @@ def show(
     from coterie.runs.cost import cost
 
     experiment = _read(which, scale, algorithms, seeds, sets, tuned)
+    lines = cost(experiment)  # first: what is wrong deep inside comes out here
     sys.stdout.write(toml.dump(reader.plain(experiment)))
-    sys.stdout.write("\n" + "".join(f"# {line}\n" for line in cost(experiment)))
+    sys.stdout.write("\n" + "".join(f"# {line}\n" for line in lines))
 
 
 @app.command()
@@ -185,7 +186,10 @@ def sweep(
         _paused(f"the same `coterie sweep …` goes on in {plan.out}", stop.exit_code)
     for name, settings in chosen.items():
         typer.echo(f"{name}: {', '.join(f'{k} = {v}' for k, v in settings.items())}")
-    typer.echo(f"next: coterie run {which} --tuned {plan.out / 'tuned.toml'}")
+    for name in plan.untouched:
+        typer.echo(f"{name}: not tuned, no --grid names a setting of it")
+    again = "".join(f" {o} {v}" for o, v in (("--scale", scale), ("--algorithms", algorithms)) if v)
+    typer.echo(f"next: coterie run {which}{again} --tuned {plan.out / 'tuned.toml'}")
 
 
 @app.command()

@@ -54,13 +54,15 @@ def train(
 ) -> Trained:
     """Run an algorithm for some rounds. `settings` are its hyper-parameters: `plan={"lr": 0.1}`, `rho=0.1` …
 
-    Models are measured on validation and test data every `evaluate_every` rounds (default: twenty times in all).
+    The fleet starts afresh, whatever ran on it before. Models are measured on validation and test data every
+    `evaluate_every` rounds (default: twenty times in all).
     """
     if isinstance(algorithm, str):
         algorithm = make(algorithm, settings, rounds=rounds, groups=fleet.population.groups)
     elif settings:
         raise SettingError(f"{type(algorithm).__name__} is made already: {', '.join(settings)} cannot be set")
     every = evaluate_every or max(1, rounds // 20)
+    fleet.reset()
     done = drive(fleet, algorithm, Budget(rounds=rounds, evaluate_every=every, patience=patience))
     assert done.graph is not None
     return Trained(

@@ -366,7 +366,7 @@ BAD: dict[str, Case] = {
         lambda: [ELSE, client(y=torch.arange(9) % 4)],
         {"task": CLASSES},
         DataError,
-        "client 'ward 3': label 3 is out of range; labels must be 0 to 2",
+        "client 'ward 3': train label 3 is out of range: its model has 3 outputs",
     ),
     "label negative": (
         lambda: [ELSE, client(y=torch.arange(9) % 3 - 1)],
@@ -378,7 +378,7 @@ BAD: dict[str, Case] = {
         lambda: [ELSE, client(test=(data()[0], torch.full((9,), 9)))],
         {"task": CLASSES},
         DataError,
-        "client 'ward 3': label 9",
+        "client 'ward 3': test label 9",
     ),
     "NaN in the inputs": (lambda: [ELSE, client(x=nan_at(8))], {}, DataError, "client 'ward 3': inputs contain NaN"),
     "infinity in the inputs": (lambda: [client(x=inf_at(0)), ELSE], {}, DataError, "client 'ward 3': inputs contain"),

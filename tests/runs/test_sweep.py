@@ -57,7 +57,27 @@ def test_reporting_seeds_and_grids_that_fit_nothing_are_refused(tiny: str, tmp_p
         sweep(tiny, tmp_path / "a", seeds=[0])
     experiment = reader.read(tiny, algorithms=["local"])
     for path in ("cobo.rho", "plam.lr", "lr"):
-        with pytest.raises(SettingError, match="fits no algorithm"):
+        with pytest.raises(SettingError, match="fits none of the algorithms"):
             Sweep(experiment, [(path, [1])], [1000], None, 1.0, "cpu", tmp_path / "a")
     with pytest.raises(SettingError, match="local has no setting 'sahred'"):
         Sweep(experiment, [("local.sahred", [True])], [1000], None, 1.0, "cpu", tmp_path / "a").go([], Stop())
+
+
+def test_a_grid_that_cannot_run_leaves_no_folder_and_another_one_takes_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = reader.read("quickstart", scale="smoke", algorithms=["local", "cobo"])
+
+    def sweep(*grid: tuple[str, list[object]]) -> Sweep:
+        return Sweep(experiment, [*grid], [1000], None, 1.0, "cpu", None)
+
+    for wrong in (("plan.lr", ["a"]), ("plan.lrr", [0.1])):
+        with pytest.raises(SettingError):
+            sweep(wrong)
+    assert not (tmp_path / "runs").exists()
+    first = sweep(("plan.lr", [0.1]))
+    assert first.untouched == ["cobo"]
+    first._open()
+    assert sweep(("plan.lr", [0.1])).out == first.out
+    assert sweep(("plan.lr", [0.2])).out.name == "sweep-quickstart-smoke-2"

@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 from coterie.data.dataset import Dataset
 from coterie.data.partitions import Partition
 from coterie.errors import DataError, ModelError
-from coterie.tasks import Task, infer, task
+from coterie.tasks import Classification, Task, infer, task
 
 SPLITS = ("train", "validation", "test")
 SERVER = "server"  # a reserved key: a client that may hold public data and takes no part
@@ -130,8 +130,24 @@ class Population:
             a = self.architecture[i]
             if a not in probes:
                 probes[a] = self._probe(a, held[:2], key)
-            targets = self.labels(i, held)
-            self.task.check(probes[a][:1].expand(len(held), *probes[a].shape[1:]), targets, repr(key))
+            self._check_labels(i, probes[a].shape[-1])
+        for i, key in enumerate(self.keys):  # a stray label is its holder's, so all labels come first
+            held = torch.cat([self.index[split][i] for split in SPLITS])
+            if len(held):
+                output = probes[self.architecture[i]][:1]
+                self.task.check(output.expand(len(held), *output.shape[1:]), self.labels(i, held), repr(key))
+
+    def _check_labels(self, client: int, width: int) -> None:
+        """Name the client, the split and the label that its model has no output for."""
+        if not isinstance(self.task, Classification):
+            return
+        for split in SPLITS:
+            labels = self.labels(client, self.index[split][client])
+            if len(labels) and not labels.is_floating_point() and labels.ndim == 1 and int(labels.max()) >= width:
+                raise DataError(
+                    f"client {self.keys[client]!r}: {split} label {int(labels.max())} is out of range: "
+                    f"its model has {width} outputs, for labels 0 to {width - 1}"
+                )
 
     def labels(self, client: int, rows: Tensor) -> Tensor:
         """The targets of some samples as a client sees them."""

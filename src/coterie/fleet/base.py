@@ -212,6 +212,11 @@ class Fleet(ABC):
         self._restore({k: v for k, v in state.items() if not k.startswith("ledger/")})
         self._before = None
 
+    def reset(self) -> None:
+        """Forget everything: the fleet as it was made."""
+        self._restore({})
+        self.ledger, self._before, self.t = Ledger(self.n), None, 0
+
     @abstractmethod
     def _kept(self) -> dict[str, Tensor]:
         """What clients remember now, by name. Tensors in it are never changed in place."""

@@ -39,6 +39,10 @@ class Wrapper(Fleet):
         """Watch inside."""
         return self.inner.watch(ask)
 
+    def reset(self) -> None:
+        """Forget inside."""
+        self.inner.reset()
+
     def state(self) -> dict[str, Tensor]:
         """What the inner fleet remembers."""
         return self.inner.state()

@@ -47,7 +47,6 @@ class Sweep:
         if reported:
             raise SettingError(f"seed {reported[0]} is reported by {experiment.name}: tune on others, such as 1000")
         self.experiment, self.device, self.grid = experiment, device, dict(grid)
-        self.out = out or Path("runs") / f"sweep-{experiment.name}-{experiment.scale}"
         self.budget = {
             "run.seeds": list(seeds),
             "run.rounds": max(1, math.ceil(rounds_share * experiment.budget.rounds)),
@@ -62,6 +61,10 @@ class Sweep:
             "budget": self.budget,
             "trials_each": len(next(iter(self.trials.values()))),
         }
+        self.untouched = [name for name in experiment.algorithms if name not in self.trials]
+        for name, settings in ((name, s) for name, found in self.trials.items() for s in found):
+            self._altered(name, settings)  # refuses what no trial could run, before anything is written
+        self.out = out or self._free(Path("runs") / f"sweep-{experiment.name}-{experiment.scale}")
 
     def _trials(self, most: int | None) -> dict[str, list[Settings]]:
         """The settings to try, as many for each algorithm; where its grid has more points, some are drawn."""
@@ -81,8 +84,9 @@ class Sweep:
             points[name] = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
         unused = [path for path in self.grid if path not in used]
         if unused:
-            known = ", ".join(["plan.…", *(f"{name}.…" for name in self.experiment.algorithms)])
-            raise SettingError(f"--grid {unused[0]} fits no algorithm of {self.experiment.name}: there are {known}")
+            plans = any(hasattr(self.experiment.algorithm(name), "plan") for name in self.experiment.algorithms)
+            known = ", ".join([*(["plan.…"] if plans else []), *(f"{name}.…" for name in self.experiment.algorithms)])
+            raise SettingError(f"--grid {unused[0]} fits none of the algorithms chosen; what begins so would: {known}")
         points = {name: found for name, found in points.items() if found != [{}]}  # nothing to choose
         count = min(len(found) for found in points.values())
         count = count if most is None else min(count, most)
@@ -111,12 +115,30 @@ class Sweep:
         files.write(self.out / TUNED, (about + toml.dump({"tuned": tuned})).encode())
         return chosen
 
+    def _free(self, usual: Path) -> Path:
+        """The usual folder if it is free or this sweep's, else the next number."""
+        out, number = usual, 1
+        while out.exists() and any(out.iterdir()) and not self._mine(out):
+            number += 1
+            out = usual.with_name(f"{usual.name}-{number}")
+        return out
+
+    def _mine(self, out: Path) -> bool:
+        """Whether a folder holds this very sweep."""
+        path = out / SWEEP
+        before = files.read_json(path) if path.exists() else {}
+        return all(before.get(k) == v for k, v in files.plain(self.told).items())
+
+    def _altered(self, name: str, settings: Settings) -> Experiment:
+        """The experiment of one trial."""
+        changes = {f"algorithms.{name}.{path}": value for path, value in settings.items()}
+        return _only(self.experiment.altered({**self.budget, **changes}), name)
+
     def _open(self) -> None:
         """A new folder, or the one of this very sweep."""
         path = self.out / SWEEP
         if path.exists():
-            before = files.read_json(path)
-            if any(before.get(k) != v for k, v in files.plain(self.told).items()):
+            if not self._mine(self.out):
                 raise RecordError(f"{self.out} holds another sweep: choose another --out")
             return
         if self.out.exists() and any(self.out.iterdir()):
@@ -134,9 +156,7 @@ class Sweep:
         if (out / EXPERIMENT).exists():
             study = Study.find(out)
         else:
-            changes = {f"algorithms.{name}.{path}": value for path, value in settings.items()}
-            tables = self.experiment.altered({**self.budget, **changes})
-            study = Study.begin(_only(tables, name), out, device=self.device)
+            study = Study.begin(self._altered(name, settings), out, device=self.device)
         results = study.go(listeners, stop)
         about = study.record(name, study.experiment.budget.seeds[0]).about
         scores = [r["validation"].get(about["main"]) for r in results]
