@@ -9,6 +9,7 @@ from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federated_clustering import FederatedClustering
+from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local import Local
@@ -27,6 +28,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "ifca": IFCA,
     "federated_clustering": FederatedClustering,
     "validation_weights": ValidationWeights,
+    "fedfomo": FedFomo,
 }
 
 # name-variant → the settings that make the variant
