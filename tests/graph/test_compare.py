@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coterie.errors import DataError
-from coterie.graph.compare import auroc, compare, inside_across, l1_distance, top_share
+from coterie.graph.compare import auroc, compare, found, inside_across, l1_distance, top_share
 
 TRUTH = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3), torch.ones(1, 1)).double()
 N = 6
@@ -53,9 +53,11 @@ def test_ties_count_in_expectation(w: np.ndarray, k: int) -> None:
 
 def test_extremes() -> None:
     right = compare(TRUTH * 0.3, TRUTH)
-    assert right == pytest.approx({"l1": 0, "auroc": 1, "inside": 0.3, "across": 0, "top_share": 1}, abs=1e-12)
+    assert right == pytest.approx(
+        {"found": 1, "l1": 0, "auroc": 1, "inside": 0.3, "across": 0, "top_share": 1}, abs=1e-12
+    )
     wrong = compare(1 - TRUTH, TRUTH)
-    assert wrong == pytest.approx({"l1": 2, "auroc": 0, "inside": 0, "across": 1, "top_share": 0})
+    assert wrong == pytest.approx({"found": 0, "l1": 2, "auroc": 0, "inside": 0, "across": 1, "top_share": 0})
     # Uniform weights know nothing: |1/6 − 1/m| over m members and 1/6 over the rest is 2(1 − m/6).
     flat = compare(torch.ones(N, N), TRUTH)
     assert flat["l1"] == pytest.approx(np.mean([2 * (1 - m / 6) for m in (2, 2, 3, 3, 3, 1)]))
@@ -77,3 +79,15 @@ def test_where_there_is_nothing_to_compare() -> None:
         compare(torch.ones(2, 2), torch.eye(3))
     with pytest.raises(DataError, match="1 to 2"):
         top_share(torch.ones(3, 3), torch.ones(3, 3), 3)
+
+
+def test_groups_are_found_when_strong_links_join_exactly_them() -> None:
+    faint = TRUTH + 0.1
+    assert found(faint, TRUTH)
+    assert not found(TRUTH @ torch.ones(N, N, dtype=torch.float64), TRUTH)  # everyone alike
+    assert not found(torch.eye(N), TRUTH)
+    assert found(torch.eye(N), torch.eye(N))
+    wrong = faint.clone()
+    wrong[0, 4] = wrong[4, 0] = 1.0
+    assert not found(wrong, TRUTH)
+    assert not found(torch.where(TRUTH > 0, torch.nan, 0), TRUTH)

@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,3 +214,16 @@ def test_the_training_lines_say_who_took_part(tmp_path: Path):
     assert [x["round"] for x in training] == [1, 2, 3, 4, 5]
     assert all(sum(x["ok"]) == 2 for x in training)
     assert len({tuple(x["ok"]) for x in training}) > 1
+
+
+def test_the_graph_is_compared_with_the_true_one_early_and_in_the_end():
+    groups = (0, 0, 1, 1)
+    told = dataclasses.replace(people(), groups=groups)
+    budget = Budget(rounds=20, evaluate_every=10)
+    oracle = drive(StackedFleet(told), make("oracle", {"plan": PLAN}, groups=groups), budget).result["graph"]
+    assert list(oracle) == ["3", "20"]
+    assert all(g["found"] == 1 and g["top_share"] == 1 and g["across"] == 0 for g in oracle.values())
+    alike = drive(StackedFleet(told), make("fedavg", {"plan": PLAN}), budget).result["graph"]["20"]
+    assert alike["found"] == 0
+    assert alike["l1"] == pytest.approx((58 / 46 + 34 / 46) / 2)  # rows by data: 7, 10, 13 and 16 of 46
+    assert drive(StackedFleet(people()), make("local", {"plan": PLAN}), budget).result["graph"] == {}

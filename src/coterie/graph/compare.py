@@ -5,6 +5,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from coterie.errors import DataError
+from coterie.graph.communities import communities, exact
 from coterie.graph.projections import row_normalised
 
 
@@ -63,10 +64,18 @@ def top_share(w: Tensor, truth: Tensor, k: int | None = None) -> float:
     return float((hits[rows] / wanted[rows]).mean())
 
 
+def found(w: Tensor, truth: Tensor) -> bool:
+    """Whether the strong links join exactly the true groups."""
+    w, truth, _ = _pair(w, truth)
+    known = bool(torch.isfinite(w).all()) and bool((w >= 0).all())
+    return known and exact(communities(w), communities(truth))
+
+
 def compare(w: Tensor, truth: Tensor) -> dict[str, float]:
     """All of it, for a record."""
     inside, across = inside_across(w, truth)
     return {
+        "found": float(found(w, truth)),
         "l1": l1_distance(w, truth),
         "auroc": auroc(w, truth),
         "inside": inside,

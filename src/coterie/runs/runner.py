@@ -16,12 +16,15 @@ from coterie.data.population import SPLITS
 from coterie.errors import RecordError, SettingError
 from coterie.experiments.budget import Budget
 from coterie.fleet.base import Fleet
+from coterie.graph.compare import compare
 from coterie.runs.best import Best, Measured, named, revealed
 from coterie.runs.checkpoint import Checkpoint
 from coterie.runs.files import DiskFullError
 from coterie.runs.listeners import Label, Listener
 from coterie.runs.packing import pack, unpack
-from coterie.runs.record import Record
+from coterie.runs.record import Record, true_graph
+
+EARLY = 8  # a graph should stand after this part of the rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,8 @@ class _Run:
         self.sizes = {s: fleet.sizes(s).double() for s in SPLITS}
         self.lines: list[dict[str, Any]] = []
         self.rounds: list[tuple[int, Info]] = []  # not yet written
+        self.truth = true_graph(fleet.population.groups)
+        self.early: dict[str, Tensor] = {}  # the graph after an eighth of the rounds, by that round
         self.done = 0
         self.before = 0.0  # seconds of earlier processes
         self.began = time.perf_counter()
@@ -104,6 +109,8 @@ class _Run:
             state, info = algorithm.round(fleet, state)
             self.done += 1
             last, graph = None, info.graph
+            if self.done == -(-budget.rounds // EARLY):
+                self.early = {str(self.done): graph}
             self.rounds.append((self.done, info if budget.draws(self.done) else _light(info)))
             if budget.evaluates(self.done):
                 last = self.measure(state)
@@ -196,14 +203,16 @@ class _Run:
         self.write(self.training())
         tree, tensors = pack(state, "algorithm")
         best, more = pack(self.best.state(), "runner")
+        early, graph = pack(self.early, "early")
         fleet, kept = pack(self.fleet.state(), "fleet")
-        note = {"algorithm": tree, "runner": best, "fleet": fleet, "seconds": self.seconds}
-        self.record.save(Checkpoint(self.done, note, tensors | more | kept))
+        note = {"algorithm": tree, "runner": best, "early": early, "fleet": fleet, "seconds": self.seconds}
+        self.record.save(Checkpoint(self.done, note, tensors | more | graph | kept))
 
     def restore(self, point: Checkpoint, kind: type) -> Any:
         """Go back to a checkpoint; the state of the algorithm."""
         device = self.fleet.device
         self.best.load(unpack(point.note["runner"], point.tensors, dict, device))
+        self.early = unpack(point.note["early"], point.tensors, dict, device)
         self.fleet.load(unpack(point.note["fleet"], point.tensors, dict, device))
         self.done, self.before = point.round, point.note["seconds"]
         return unpack(point.note["algorithm"], point.tensors, kind, device)
@@ -236,6 +245,7 @@ class _Run:
             "clients": {m: v.tolist() for m, v in self.best.measured[split].items()},
             "clients_last": {m: v.tolist() for m, v in last[split].items()},
             "best_round": self.best.round.tolist(),
+            "graph": self.graphs(graph),
             "ledger": self.fleet.ledger.totals(),
             "seconds": self.seconds,
             "rounds_run": self.done,
@@ -248,6 +258,13 @@ class _Run:
             self.record.finish(result, models)
         self.tell_end("finished")
         return Outcome("finished", self.done, result, models, self.lines, state, graph)
+
+    def graphs(self, last: Tensor | None) -> dict[str, dict[str, float]]:
+        """How near the true graph the learned one was, by the round: early, and in the end."""
+        if self.truth is None:
+            return {}
+        kept = self.early if last is None else {**self.early, str(self.done): last}
+        return {done: compare(graph, self.truth) for done, graph in kept.items()}
 
     def summary(self, values: dict[str, Tensor], split: str) -> dict[str, Any]:
         """The numbers of a table: plain means, the spread over clients, and the main metric in more ways."""
