@@ -22,8 +22,7 @@ def algorithm(name: str, population: Population, **settings: Any) -> Algorithm:
     """An algorithm with its defaults, on a short plan where it has one."""
     fields = {f.name for f in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
     plan: dict[str, Any] = {"plan": PLAN} if "plan" in fields else {}
-    if "batch" in fields:
-        plan["batch"] = 6
+    plan |= dict.fromkeys(fields & {"batch", "b_alpha"}, 6)
     return make(name, plan | settings, rounds=ROUNDS, groups=population.groups)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coterie.algorithm import Algorithm
+from coterie.algorithms.allforone import AllForOne
 from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
@@ -24,6 +25,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "finetuned_fedavg": FinetunedFedAvg,
     "oracle": Oracle,
     "cobo": CoBo,
+    "allforone": AllForOne,
     "ditto": Ditto,
     "ifca": IFCA,
     "federated_clustering": FederatedClustering,
@@ -42,6 +44,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "shared": False,
         "select_first": False,
     },
+    "allforone-bin": {"criterion": "binary"},
+    "allforone-cont": {"criterion": "continuous"},
+    "allforone-oracle": {"criterion": "cluster"},
+    "allforone-bin-reference": {"criterion": "binary", "strict": True, "sigma": "data"},
+    "allforone-cont-reference": {"criterion": "continuous", "sigma": "equal"},
 }
 
 
