@@ -15,6 +15,7 @@ from coterie.fleet.base import Fleet
 from coterie.fleet.loop import LoopFleet
 from coterie.fleet.participation import Count, Participation, Stay
 from coterie.fleet.stacked import StackedFleet
+from coterie.graph.projections import simplex
 
 N, STEPS = 4, 50
 
@@ -169,6 +170,23 @@ def test_the_simplex_scores_the_diagonal_with_two_batches_and_keeps_rows_on_it()
         assert gram[0, 1] < (gram[0, 0] * gram[1, 1]).sqrt() * 0.9999
 
 
+def test_any_projection_is_a_domain() -> None:
+    """Rows that sum to at most a half: a scaled corner of the simplex, projected onto by hand."""
+
+    def corner(w: Tensor) -> Tensor:
+        w = w.clamp(min=0)
+        return torch.where(w.sum(1, keepdim=True) <= 0.5, w, simplex(2 * w) / 2)
+
+    fleet = StackedFleet(classes(mlp, n=N), seed=3, dtype=torch.float64)
+    algo = CoBo(lr=0.1, gamma=0.5, batch=6, schedule="all", domain=corner)
+    state = algo.init(fleet)
+    assert torch.allclose(state.w, torch.full((N, N), 0.5 / N, dtype=torch.float64))
+    state, infos = run(fleet, algo, 6)
+    assert int(infos[0].extra["pairs"]) == N * (N + 1) // 2
+    assert (state.w.sum(1) <= 0.5 + 1e-12).all()
+    assert state.w.std() > 0.01
+
+
 def opposites(n: int = 6) -> Population:
     """Half the clients fit one line, half its opposite."""
     g = torch.Generator().manual_seed(0)
@@ -289,7 +307,14 @@ def test_the_quantities_of_the_theory_on_quadratics_equal_their_closed_forms() -
 
 @pytest.mark.parametrize(
     "bad",
-    [{"momentum": 1.0}, {"lr": -1.0}, {"local_steps": 3, "select_first": False}, {"schedule": "often"}, {"bach": 3}],
+    [
+        {"momentum": 1.0},
+        {"lr": -1.0},
+        {"local_steps": 3, "select_first": False},
+        {"schedule": "often"},
+        {"domain": "sphere"},
+        {"bach": 3},
+    ],
 )
 def test_settings_without_meaning_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="cobo"):

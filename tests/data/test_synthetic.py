@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Volumes
+from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Quadratics, Volumes
 from coterie.errors import SettingError
 
 ALL = [
@@ -13,7 +13,9 @@ ALL = [
     LeastSquares(),
     LeastSquares(dimension=10, centres=1, spread=0.3),
     Linear(noise=0.5),
+    Quadratics(),
 ]
+MEANS = ("mean-estimation", "quadratics")  # inputs are constants: the samples are the targets
 
 
 @pytest.mark.parametrize("made", ALL, ids=lambda made: f"{made.kind}-{made.d}")
@@ -28,7 +30,7 @@ def test_a_sample_depends_on_its_counters_only(made):  # but for the last bit of
         assert_close(one, many[2, 7], rtol=1e-12, atol=1e-12)
     other = type(made)(**{**vars(made), "seed": 1}).samples(clients[:, None], counters)
     assert not (other[1] == y).any()
-    assert x.flatten().unique().numel() in (1, x.numel())  # all different, or the constant of mean estimation
+    assert (y if made.kind in MEANS else x).flatten().unique().numel() == (y if made.kind in MEANS else x).numel()
 
 
 @pytest.mark.parametrize("made", ALL, ids=lambda made: f"{made.kind}-{made.d}")
@@ -57,7 +59,7 @@ def test_the_truth_is_the_best_and_excess_is_what_is_lost_beyond_it(made):
     models = truth + torch.randn(made.n, made.d, generator=generator, dtype=torch.float64)
 
     def loss(w):
-        predicted = w[:, None] if made.kind == "mean-estimation" else (x * w[:, None]).sum(-1, keepdim=True)
+        predicted = x * w[:, None] if made.kind in MEANS else (x * w[:, None]).sum(-1, keepdim=True)
         return (predicted - y).square().mean((1, 2))
 
     assert_close(loss(models) - loss(truth), made.excess(models), rtol=0.1, atol=0.05)
@@ -122,3 +124,14 @@ def test_volumes_look_like_heads():
         Volumes(shape=(2, 9, 9))
     with pytest.raises(SettingError, match="3 hospitals"):
         Volumes(train=(1,))
+
+
+def test_gradients_of_quadratics_are_those_of_example_2_with_equal_noise():
+    made = Quadratics(curvatures=(0.5, 2.0), per_cluster=3, noise=0.3)
+    a, mu = made.curvature(), made.truth()
+    scale, target = made.samples(torch.arange(made.n)[:, None], torch.arange(40_000))
+    at = torch.randn(made.d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients = 2 / made.d * scale * (scale * at - target)  # of the mean over coordinates
+    assert_close(gradients.mean(1), a[:, None] * (at - mu), rtol=0, atol=0.3 / 40_000**0.5 * 5)
+    spread = gradients.var(1).sum(1)
+    assert_close(spread, torch.full_like(spread, 0.09), rtol=0.03, atol=0)

@@ -49,6 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "allforone-oracle": {"criterion": "cluster"},
     "allforone-bin-reference": {"criterion": "binary", "strict": True, "sigma": "data"},
     "allforone-cont-reference": {"criterion": "continuous", "sigma": "equal"},
+    "ifca-spread": {"start": "spread"},
 }
 
 

@@ -9,9 +9,10 @@ their models. One iteration of Algorithm 1, all from the same models X:
 u_i is the client's stochastic gradient, or its moving average with `momentum`. Pairs are unordered, each drawn with
 the probability of `schedule`; each end takes the gradient on its own data and a fresh batch, with its own buffers,
 which the probe never changes. In the box [0, 1] the diagonal of W plays no part; on the simplex it is scored like any
-pair, by two batches at x_i itself, and rows become asymmetric. Only clients that are present are paired, and only
-those that answer pull and are pulled: a newcomer enters with weight 1 to all (1/n on the simplex), one that left pulls
-nobody.
+pair, by two batches at x_i itself, and rows become asymmetric. From Python `domain` may be the projection onto any
+other convex set, which is treated like the simplex; W begins at the projection of all ones. Only clients that are
+present are paired, and only those that answer pull and are pulled: a newcomer enters with weight 1 to all (1/n on the
+simplex), one that left pulls nobody.
 
 `local_steps` is for use across a network: the client takes so many steps of (3) by itself, towards its neighbours'
 models of the round's start and with the weights before this round's selection, so that both still are one phase.
@@ -35,6 +36,7 @@ from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
 from coterie.graph.projections import Projection, box, simplex
 from coterie.schedules import rates
+from coterie.settings import hint
 
 DOMAINS: dict[str, Projection] = {"box": box, "simplex": simplex}
 
@@ -61,7 +63,7 @@ class CoBo(Algorithm):
     c: float = 1.0  # constant: p = c/n; time: p = min(1, c/t)
     switch: int = 800  # power: iterations at c/n, then t to the power −exponent
     exponent: float = 0.5
-    domain: Literal["box", "simplex"] = "box"
+    domain: Literal["box", "simplex"] | Projection = "box"
     momentum: float = 0.0  # 0.9 in the authors' runs: m ← momentum·m + (1 − momentum)·g
     warmup: int = 1  # gradients that replace the average before averaging starts
     lr_schedule: str = "constant"
@@ -82,14 +84,15 @@ class CoBo(Algorithm):
             raise SettingError("lr, rho, gamma, c and exponent are at least 0, batch and local_steps at least 1")
         if not 0 <= self.momentum < 1:
             raise SettingError(f"momentum is at least 0 and below 1, not {self.momentum}")
+        if not callable(self.domain) and self.domain not in DOMAINS:
+            raise SettingError(f"no domain is called {self.domain!r}: {hint(self.domain, DOMAINS)}")
         if self.local_steps > 1 and not self.select_first:
             raise SettingError("local_steps goes out with the selection: leave select_first as it is")
 
     def init(self, fleet: Fleet) -> CoBoState:
-        """Initial models, and weights of one (or 1/n on the simplex)."""
+        """Initial models, and the largest weights there are."""
         x = fleet.initial(self.shared).clone()
-        start = 1.0 if self.domain == "box" else 1.0 / fleet.n
-        w = torch.full((fleet.n, fleet.n), start, dtype=torch.float64, device=fleet.device)
+        w = self.project(torch.ones(fleet.n, fleet.n, dtype=torch.float64, device=fleet.device))
         m = torch.zeros_like(x) if self.momentum else x.new_zeros(fleet.n, 0)
         return CoBoState(x, w, m, torch.zeros(fleet.n, dtype=torch.long, device=fleet.device))
 
@@ -172,7 +175,11 @@ class CoBo(Algorithm):
         moved[b, a] = torch.where(a == b, moved[b, a], w[b, a] + step)
         if self.theory:
             extra |= self.collaborativeness(i, j, gram)
-        return DOMAINS[self.domain](moved), extra
+        return self.project(moved), extra
+
+    def project(self, w: Tensor) -> Tensor:
+        """The nearest weights of the domain."""
+        return (self.domain if callable(self.domain) else DOMAINS[self.domain])(w)
 
     def neighbours(self, state: CoBoState, here: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean of those who pull each client, and ρ times their weights' sum: a pull of several steps."""

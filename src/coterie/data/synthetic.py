@@ -223,6 +223,64 @@ class Linear(Synthetic):
 
 
 @dataclass(frozen=True)
+class Quadratics(Synthetic):
+    """CoBo, Example 2: f_i(x) = a_i/2 · ‖x − μ_k‖² for client i of cluster k; μ_k is `apart` times the k-th axis.
+
+    A sample is ξ ~ N(μ_k, s_i² I), as a regression of √(a_i d/2)·x on √(a_i d/2)·ξ, whose loss is a_i/2 · ‖x − ξ‖² and
+    whose gradient a_i (x − ξ) has the variance a_i² d s_i² = `noise`² for every client. With equal curvatures M_ij = 0.
+    """
+
+    kind: ClassVar[str] = "quadratics"
+    clusters: int = 2
+    per_cluster: int = 4
+    dimension: int = 10
+    curvatures: tuple[float, float] = (0.7, 1.0)  # a_i of the clients of a cluster, from the one to the other
+    apart: float = 1.0
+    noise: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if not 1 <= self.clusters <= self.dimension:
+            raise SettingError(f"clusters lie on axes of their own: from 1 to {self.dimension}, not {self.clusters}")
+        if min(self.curvatures) <= 0:
+            raise SettingError(f"curvatures are above 0, not {self.curvatures}")
+
+    @property
+    def n(self) -> int:
+        """How many clients there are."""
+        return self.clusters * self.per_cluster
+
+    @property
+    def d(self) -> int:
+        """How many numbers a model has."""
+        return self.dimension
+
+    def groups(self) -> tuple[int, ...]:
+        """The cluster of each client."""
+        return tuple(client // self.per_cluster for client in range(self.n))
+
+    def curvature(self) -> Tensor:
+        """a_i of each client."""
+        return torch.linspace(*self.curvatures, self.per_cluster, dtype=torch.float64).repeat(self.clusters)
+
+    def truth(self) -> Tensor:
+        """μ of each client's cluster."""
+        return self.apart * torch.eye(self.d, dtype=torch.float64)[torch.tensor(self.groups())]
+
+    def samples(self, clients: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
+        """The scale √(a_i d/2), and a noisy centre times the scale."""
+        normal = draws.normal(self._each(clients, counters, self.d))
+        a = self.curvature().to(clients.device)[clients].expand(normal.shape[:-1])[..., None]
+        scale = (a * self.d / 2).sqrt()
+        centre = self.truth().to(clients.device)[clients]
+        return scale, scale * (centre + self.noise / (a * self.d**0.5) * normal)
+
+    def excess(self, models: Tensor) -> Tensor:
+        """a_i/2 · ‖x − μ‖²."""
+        return self.curvature().to(models) / 2 * (models - self.truth().to(models)).square().sum(1)
+
+
+@dataclass(frozen=True)
 class Volumes:
     """Heads like those of IXI, with masks: a brighter ellipsoid in a dimmer one, seen by scanners that differ.
 

@@ -13,7 +13,7 @@ from coterie.data.dataset import Dataset
 from coterie.data.partitions import partition as cut
 from coterie.data.population import Population, deal
 from coterie.data.population import online as fresh
-from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Synthetic
+from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Quadratics, Synthetic
 from coterie.errors import CoterieError, SettingError
 from coterie.settings import build, call
 
@@ -86,6 +86,7 @@ SYNTHETIC: dict[str, Callable[..., Synthetic]] = {
     "mean-estimation": MeanEstimation,
     "least-squares": LeastSquares,
     "linear": Linear,
+    "quadratics": Quadratics,
 }
 
 

@@ -1,0 +1,132 @@
+"""One experiment, one setting after the other: a run for each value, a table, a picture, and the numbers as JSON.
+
+    python scripts/vary.py cobo-cross-silo --scale small --algorithms local,cobo \\
+        --vary population.partition.share=0.1,0.2,0.4 --vary population.partition.clusters=2,4 --json FILE --figure FILE
+
+Factors vary one at a time; everything else stays as the experiment has it. Each value is an ordinary experiment in a
+folder of its own below --out, so a study that was stopped goes on where it was, and a value that several factors share
+runs once.
+"""
+
+import argparse
+import hashlib
+import shlex
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from coterie.errors import CoterieError
+from coterie.experiments import reader
+from coterie.runs import files
+from coterie.runs.study import EXPERIMENT, Study
+
+Result = dict[str, Any]
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment")
+    parser.add_argument("--scale")
+    parser.add_argument("--algorithms", type=lambda text: text.split(","))
+    parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")])
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--tuned", type=Path)
+    parser.add_argument("--vary", action="append", required=True, metavar="PATH=V1,V2")
+    parser.add_argument("--metric", help="default: the task's main one")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path)
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace, change: str) -> list[Result]:
+    """The results with one setting changed, from its folder if they are there."""
+    experiment = reader.read(
+        options.experiment,
+        scale=options.scale,
+        algorithms=options.algorithms,
+        seeds=options.seeds,
+        sets=[*options.set, change],
+        tuned=options.tuned,
+    )
+    mark = hashlib.sha256(repr(sorted(reader.plain(experiment).items())).encode()).hexdigest()[:10]
+    out = options.out / mark
+    made = (out / EXPERIMENT).exists()
+    study = Study.find(out) if made else Study.begin(experiment, out, device=options.device)
+    results = study.go()
+    for result in results:
+        result["main"] = study.record(result["algorithm"], result["seed"]).about["main"]
+    return results
+
+
+def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, float]]:
+    """For each algorithm: the metric's mean and deviation over seeds, what was sent, and how good its graph is."""
+    table = {}
+    for name in dict.fromkeys(r["algorithm"] for r in results):
+        mine = [r for r in results if r["algorithm"] == name]
+        values = [r["metrics"][metric or r["main"]] for r in mine]
+        table[name] = {
+            "mean": statistics.fmean(values),
+            "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+            "share_improved": _mean([r["metrics"]["share_improved"] for r in mine]),
+            "sent": statistics.fmean(sum(r["ledger"]["sent"][way]["numbers"] for way in ("up", "down")) for r in mine),
+        }
+        for place, when in (("early", 0), ("last", -1)):
+            graphs = [list(r["graph"].values())[when] for r in mine if r["graph"]]
+            for key in ("l1", "auroc", "inside", "across", "found") if graphs else ():
+                table[name][f"graph_{place}_{key}"] = _mean([g[key] for g in graphs])
+    return table
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if known else None
+
+
+def draw(study: dict[str, dict[str, Any]], metric: str, path: Path) -> None:
+    """A panel for each factor, a line for each algorithm."""
+    figure = Figure(figsize=(4.2 * len(study), 3.4), layout="constrained")
+    for place, (factor, values) in enumerate(study.items()):
+        axes = figure.add_subplot(1, len(study), place + 1)
+        for name in next(iter(values.values())):
+            mean, std = ([table[name][key] for table in values.values()] for key in ("mean", "std"))
+            axes.errorbar(range(len(values)), mean, yerr=std, label=name, marker="o", capsize=2)
+        axes.set_xticks(range(len(values)), list(values))
+        axes.set_xlabel(factor.rpartition(".")[2].replace("_", " "))
+        axes.set_ylabel(metric)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[-1].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Run, tell, write."""
+    options = arguments()
+    study: dict[str, dict[str, Any]] = {}
+    metric = options.metric or ""
+    for factor in options.vary:
+        path, _, values = factor.partition("=")
+        study[path] = {}
+        for value in values.split(","):
+            results = run(options, f"{path}={value}")
+            metric = metric or results[0]["main"]
+            study[path][value] = summary(results, options.metric)
+            for name, row in study[path][value].items():
+                print(f"{path}={value}  {name}: {metric} {row['mean']:.4f} ± {row['std']:.4f}", flush=True)
+    if options.json:
+        told = {"command": shlex.join(["python", *sys.argv]), "metric": metric, "study": study}
+        files.write_json(options.json, told)
+    if options.figure:
+        draw(study, metric, options.figure)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CoterieError as error:
+        sys.exit(f"vary: {error}")
