@@ -9,6 +9,7 @@ them, and batches of different rounds, asks or draws are independent given the p
 The k-th sample of data that are made online is the stream's sample start + k, where a fresh start is modulo FRESH.
 """
 
+import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -113,6 +114,12 @@ class Fleet(ABC):
     def columns(self, part: str) -> Tensor:
         """The columns of a part of the model, by the name of its parameters: "head" is the last layer."""
         return self._common.columns(part)
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """From which column to which each parameter tensor lies in a row."""
+        starts = self._common.starts
+        return tuple(itertools.pairwise(starts))
 
     def initial(self, shared: bool = True) -> Tensor:
         """The initial models, n×d: the same for everyone, or one per client drawn with its key."""
