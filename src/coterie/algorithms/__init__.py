@@ -15,6 +15,7 @@ from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local import Local
 from coterie.algorithms.oracle import Oracle
+from coterie.algorithms.scool import SCooL
 from coterie.algorithms.validation_weights import ValidationWeights
 from coterie.errors import SettingError
 from coterie.settings import build, hint
@@ -31,6 +32,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "federated_clustering": FederatedClustering,
     "validation_weights": ValidationWeights,
     "fedfomo": FedFomo,
+    "scool": SCooL,
 }
 
 # name-variant → the settings that make the variant
@@ -50,6 +52,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "allforone-bin-reference": {"criterion": "binary", "strict": True, "sigma": "data"},
     "allforone-cont-reference": {"criterion": "continuous", "sigma": "equal"},
     "ifca-spread": {"start": "spread"},
+    "scool-sbm": {"prior": "sbm"},
+    "scool-attention": {"prior": "attention"},
+    "scool-mmsbm": {"prior": "mmsbm"},
+    "scool-dirac": {"prior": "dirac"},
+    "scool-sbm-reference": {
+        "prior": "sbm",
+        "settings": {"communities": 2, "learn": False, "reference": True},
+        "batch": 10,
+        "warmup": 11,
+    },
+    "scool-attention-reference": {
+        "prior": "attention",
+        "settings": {"reference": True},
+        "batch": 10,
+        "warmup": 11,
+        "temperature": 2.0,
+    },
 }
 
 
@@ -68,7 +87,7 @@ def make(
     if kind is None or ("-" in name and name not in VARIANTS):
         raise SettingError(f"no algorithm is called {name!r}: {hint(name, [*ALGORITHMS, *VARIANTS])}")
     fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    values = VARIANTS.get(name, {}) | dict(settings or {})
+    values = _over(VARIANTS.get(name, {}), settings or {})
     if rounds is not None:
         if "rounds" in fields:
             values.setdefault("rounds", rounds)
@@ -77,3 +96,12 @@ def make(
     if groups is not None and "groups" in fields:
         values.setdefault("groups", tuple(groups))
     return build(kind, values, name)
+
+
+def _over(variant: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A variant's settings with those given on top; of a table in both, entry by entry."""
+    merged = dict(variant)
+    for key, value in given.items():
+        below = merged.get(key)
+        merged[key] = {**below, **value} if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -4,6 +4,7 @@ An adjacency is a symmetric n×n matrix of zeros and ones with an empty diagonal
 seed and are redrawn until connected.
 """
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,55 @@ def metropolis(adjacency: Tensor) -> Tensor:
     degree = links.sum(1)
     w = links / (1 + torch.maximum(degree[:, None], degree[None, :]))
     return w + torch.diag(1 - w.sum(1))
+
+
+def mixing(given: Tensor | str | Path, n: int) -> Tensor:
+    """Mixing weights as they are given, a matrix or the name of a .npy file: symmetric, and rows that sum to one."""
+    if isinstance(given, str | Path):
+        try:
+            given = torch.from_numpy(np.load(given, allow_pickle=False))
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"mixing weights {given} cannot be read: {str(error).splitlines()[0]}") from error
+    w = torch.as_tensor(given, dtype=torch.float64).cpu()
+    if w.shape != (n, n):
+        raise DataError(f"mixing weights of {n} clients are a matrix of {n}×{n}, not of shape {tuple(w.shape)}")
+    if not bool(torch.isfinite(w).all()) or bool((w < 0).any()):
+        raise DataError("mixing weights must be finite and at least 0")
+    if not torch.allclose(w, w.T, rtol=0, atol=1e-9):
+        i, j = divmod(int((w - w.T).abs().argmax()), n)
+        raise DataError(f"mixing weights must be symmetric, but w[{i}, {j}] is {w[i, j]:g} and w[{j}, {i}] {w[j, i]:g}")
+    if not torch.allclose(w.sum(1), torch.ones(n, dtype=w.dtype), rtol=0, atol=1e-6):
+        i = int((w.sum(1) - 1).abs().argmax())
+        raise DataError(f"the rows of mixing weights must sum to one, but row {i} sums to {w[i].sum():g}")
+    warn_of_pieces(w)
+    return w
+
+
+def warn_of_pieces(w: Tensor) -> None:
+    """Say so where some clients never hear of others."""
+    pieces = connected_components((w != 0).numpy(), directed=False)[0]
+    if pieces > 1:
+        warnings.warn(f"the topology is in {pieces} pieces: clients in one never hear of another's", stacklevel=2)
+
+
+def mixing_of(name: str, ids: Tensor, t: int, **settings: Any) -> Tensor:
+    """The mixing weights of round t over a named topology or schedule, by the clients' ids.
+
+    Who has which place follows from the ids: where the order of the clients tells who belongs together, a ring would
+    give it away. In a file places are the clients' numbers.
+    """
+    w = schedule(name, len(ids), **settings)(t)
+    if name == "file":
+        warn_of_pieces(w)
+        return w
+    place = ids.argsort().argsort()
+    return w[place[:, None], place]
+
+
+def among(w: Tensor, here: Tensor) -> Tensor:
+    """Mixing weights among those who are here: what would go to others stays with oneself."""
+    both = w * here * here[:, None]
+    return both + torch.diag(1 - both.sum(1))
 
 
 def one_peer_exponential(n: int) -> Schedule:

@@ -1,0 +1,443 @@
+"""Priors of the cooperation graph: the ELBO never falls, updates equal plain loops, communities are recovered."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import psi
+from torch import Tensor
+
+from coterie import draws
+from coterie.errors import CoterieError, DataError, SettingError
+from coterie.graph import encoder, topologies
+from coterie.graph.communities import adjusted_rand
+from coterie.graph.priors import MMSBM, PRIORS, SBM, Attention, Beliefs, Dirac, Evidence, Prior, mmsbm
+
+EPS = 1e-6
+
+
+@dataclass
+class Few:
+    """Some clients, their draws keyed by ids."""
+
+    n: int
+    seed: int = 0
+    t: int = 0
+    spans: tuple[tuple[int, int], ...] = ((0, 6), (6, 9), (9, 20))
+    order: tuple[int, ...] = ()
+
+    @property
+    def everyone(self) -> Tensor:
+        return torch.arange(self.n)
+
+    @property
+    def ids(self) -> Tensor:
+        ids = draws.fold(torch.tensor(draws.name("ids")), torch.arange(self.n))
+        return ids[list(self.order)] if self.order else ids
+
+    def uniform(self, tag: str, *clients: Tensor) -> Tensor:
+        key: Tensor = torch.tensor(draws.fold_int(draws.name(tag), self.seed, self.t))
+        for row in torch.stack([self.ids[c] for c in clients]).sort(dim=0).values:
+            key = draws.fold(key ^ row, 0)
+        return draws.unit(key)
+
+    def generator(self, tag: str) -> torch.Generator:
+        return draws.generator(draws.fold_int(draws.name(tag), self.seed))
+
+
+def evidence(clients: Few, log_p: Tensor, known: Tensor | None = None, seed: int = 0) -> Evidence:
+    every = torch.ones(clients.n, clients.n, dtype=torch.bool)
+    g = torch.Generator().manual_seed(seed)
+    moved = torch.randn(clients.n, 20, generator=g, dtype=torch.float64)
+    known = every if known is None else known
+    return Evidence(torch.where(known, log_p, 0), known, every, 1.0, lambda: moved.clone(), clients)
+
+
+def random_case(seed: int, n: int, share: float, scale: float) -> tuple[Few, Evidence]:
+    g = torch.Generator().manual_seed(seed)
+    clients = Few(n, seed)
+    log_p = scale * (torch.randn(n, n, generator=g, dtype=torch.float64) - 0.5)
+    known = torch.rand(n, n, generator=g) < share
+    return clients, evidence(clients, log_p, known | torch.eye(n, dtype=torch.bool), seed)
+
+
+CASES = st.tuples(
+    st.integers(0, 10_000), st.integers(4, 14), st.sampled_from([0.4, 1.0]), st.sampled_from([0.1, 2.0, 40.0])
+)
+
+
+def not_below(after: Tensor, before: Tensor) -> bool:
+    return float(after) >= float(before) - 1e-9 * max(1.0, abs(float(before)))
+
+
+@pytest.mark.parametrize(
+    "prior", [SBM(3), SBM(1), SBM(4, sweeps=1, learn=False), MMSBM(3), MMSBM(2, sweeps=1), Attention()], ids=str
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(case=CASES)
+def test_no_e_step_lowers_its_elbo(prior: Prior, case: tuple[int, int, float, float]) -> None:
+    clients, seen = random_case(*case)
+    w, beliefs = prior.init(clients)
+    w, beliefs = prior.e_step(w, beliefs, seen)  # the likelihoods change between rounds, so begin from a W for these
+    for t in range(3):
+        beliefs = prior.m_step(w, beliefs, seen)
+        clients.t = t + 1
+        before = prior.elbo(w, beliefs, seen)
+        w, beliefs = prior.e_step(w, beliefs, seen)
+        assert not_below(prior.elbo(w, beliefs, seen), before)
+        assert bool(((w >= 0) & (w <= 1)).all())
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(case=CASES)
+def test_no_part_of_the_block_models_sweep_lowers_the_elbo(case: tuple[int, int, float, float]) -> None:
+    clients, seen = random_case(*case)
+    prior = SBM(3)
+    w, beliefs = prior.init(clients)
+    w = torch.rand(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case[0]))
+    last = prior.elbo(w, beliefs, seen)
+    for i in [*range(clients.n), *range(clients.n)]:  # one client at a time, links in between
+        beliefs = beliefs | prior.memberships(w, beliefs, prior.pairs(seen), torch.tensor([i]))
+        now = prior.elbo(w, beliefs, seen)
+        assert not_below(now, last)
+        w = prior.links(beliefs, seen)
+        last = prior.elbo(w, beliefs, seen)
+        assert not_below(last, now)
+
+
+def test_the_m_step_raises_what_it_fits() -> None:
+    for seed in range(10):
+        clients, seen = random_case(seed, 12, 0.8, 2.0)
+        for prior in (SBM(3, eta2=1e-4), MMSBM(3, eta2=1e-4)):
+            w, beliefs = prior.e_step(*prior.init(clients), seen)
+            after = prior.m_step(w, beliefs, seen)
+            for part in ("b", "alpha"):  # B to its optimum, α a little uphill
+                moved = beliefs | {part: after[part]}
+                assert (
+                    float(prior.elbo(w, moved, seen)) >= float(prior.elbo(w, beliefs, seen)) - 1e-4 * clients.n**2 * EPS
+                )
+
+
+# ---- against plain loops ---------------------------------------------------------------------------------------------
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def plain_links(log_p: Any, omega: Any, b: Any) -> Any:
+    n, m = omega.shape
+    w = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            score = log_p[i, j]
+            for g in range(m):
+                for h in range(m):
+                    score += omega[i, g] * omega[j, h] * (math.log(b[g, h] + EPS) - math.log(1 - b[g, h] + EPS))
+            w[i, j] = sigmoid(score)
+    return w
+
+
+def plain_softmax(scores: list[float]) -> list[float]:
+    top = max(scores)
+    parts = [math.exp(s - top) for s in scores]
+    return [p / sum(parts) for p in parts]
+
+
+def plain_member(i: int, w: Any, known: Any, omega: Any, gamma: Any, b: Any) -> list[float]:
+    n, m = omega.shape
+    scores = []
+    for k in range(m):
+        score = psi(gamma[i, k] + EPS) - psi(gamma[i].sum() + EPS)
+        for j in range(n):
+            if j == i:
+                continue
+            for h in range(m):
+                if known[i, j]:
+                    score += omega[j, h] * (
+                        w[i, j] * math.log(b[k, h] + EPS) + (1 - w[i, j]) * math.log(1 - b[k, h] + EPS)
+                    )
+                if known[j, i]:
+                    score += omega[j, h] * (
+                        w[j, i] * math.log(b[h, k] + EPS) + (1 - w[j, i]) * math.log(1 - b[h, k] + EPS)
+                    )
+        scores.append(score)
+    return plain_softmax(scores)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_block_model_equals_a_plain_loop(share: float) -> None:
+    clients, seen = random_case(3, 70, share, 2.0)  # more clients than one block
+    prior = SBM(3, eta2=0.01)
+    _, beliefs = prior.init(clients)
+    g = torch.Generator().manual_seed(0)
+    beliefs["b"] = torch.rand(3, 3, generator=g, dtype=torch.float64)  # not symmetric
+    w, after = prior.e_step(torch.zeros(70, 70), beliefs, seen)
+    m = prior.m_step(w, after, seen)
+    log_p, known, b = seen.log_p.numpy(), seen.known.numpy(), beliefs["b"].numpy()
+    omega, gamma, alpha = (beliefs[k].numpy().copy() for k in ("omega", "gamma", "alpha"))
+    for sweep in range(2):
+        links = plain_links(log_p, omega, b)
+        for i in clients.uniform(f"order {sweep}", clients.everyone).argsort().tolist():
+            omega[i] = plain_member(i, links, known, omega, gamma, b)
+            gamma[i] = omega[i] + alpha
+    links = plain_links(log_p, omega, b)
+    np.testing.assert_allclose(after["omega"].numpy(), omega, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(after["gamma"].numpy(), gamma, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(w.numpy(), links, rtol=0, atol=1e-10)
+    for g_ in range(3):
+        slope = -70 * psi(alpha[g_] + EPS) + 70 * psi(alpha.sum() + 3 * EPS)
+        for i in range(70):
+            slope += psi(gamma[i, g_] + EPS) - psi(gamma[i].sum() + 3 * EPS)
+        assert float(m["alpha"][g_]) == pytest.approx(alpha[g_] + 0.01 * slope, abs=1e-9)
+        for h in range(3):
+            pairs = [(i, j) for i in range(70) for j in range(70) if i != j and known[i, j]]
+            hits = sum(links[i, j] * omega[i, g_] * omega[j, h] for i, j in pairs)
+            chances = sum(omega[i, g_] * omega[j, h] for i, j in pairs)
+            assert float(m["b"][g_, h]) == pytest.approx(hits / (chances + EPS), abs=1e-9)
+
+
+def test_mixed_memberships_equal_a_plain_loop() -> None:
+    n, m = 6, 3
+    clients, seen = random_case(5, n, 0.7, 2.0)
+    prior = MMSBM(m, sweeps=1)
+    w, beliefs = prior.e_step(*prior.init(clients), seen)
+    beliefs["b"] = torch.rand(m, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    w = prior.links(beliefs, seen)
+    after_w, after = prior.e_step(w, beliefs, seen)
+    b, known, log_p = beliefs["b"].numpy(), seen.known.numpy(), seen.log_p.numpy()
+    by, gamma = beliefs["by"].numpy(), beliefs["gamma"].numpy()
+    on, off = np.log(b + EPS), np.log(1 - b + EPS)
+    to, new = np.zeros((n, n, m)), np.zeros((n, n, m))
+    summed = np.tile(beliefs["alpha"].numpy(), (n, 1))
+    for i in range(n):
+        for j in range(n):
+            x = float(w[i, j])
+            to[i, j] = plain_softmax(
+                [float(x * on[k] @ by[i, j] + (1 - x) * off[k] @ by[i, j] + psi(gamma[i, k] + EPS)) for k in range(m)]
+            )
+            new[i, j] = plain_softmax(
+                [
+                    float(x * on[:, k] @ to[i, j] + (1 - x) * off[:, k] @ to[i, j] + psi(gamma[j, k] + EPS))
+                    for k in range(m)
+                ]
+            )
+            if i != j and known[i, j]:
+                summed[i] += to[i, j]
+                summed[j] += new[i, j]
+            score = log_p[i, j] + to[i, j] @ (on - off) @ new[i, j]
+            assert float(after_w[i, j]) == pytest.approx(sigmoid(score), abs=1e-10)
+    np.testing.assert_allclose(after["to"].numpy(), to, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(after["by"].numpy(), new, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(after["gamma"].numpy(), summed, rtol=0, atol=1e-10)
+
+
+def test_attention_equals_a_plain_loop_and_its_slope_finite_differences() -> None:
+    clients, seen = random_case(7, 6, 0.6, 2.0)
+    prior = Attention(lr=0.1, weight_decay=0.01)
+    w, beliefs = prior.e_step(*prior.init(clients), seen)
+    first, one, second, two = (part.numpy() for part in beliefs["phi"].split(encoder.SIZES))
+    first, second = first.reshape(encoder.WIDTH, encoder.HIDDEN), second.reshape(encoder.HIDDEN, encoder.OUT)
+    code = [[np.tanh(np.tanh(s @ first + one) @ second + two) for s in client] for client in beliefs["sketch"].numpy()]
+    for i in range(6):
+        f = [sum(a @ b for a, b in zip(code[i], code[j], strict=True)) / 3 for j in range(6)]
+        scores = [float(seen.log_p[i, j]) + f[j] if seen.known[i, j] else -math.inf for j in range(6)]
+        np.testing.assert_allclose(w[i].numpy(), plain_softmax(scores), rtol=0, atol=1e-10)
+    phi = beliefs["phi"]
+
+    def objective(at: Tensor) -> float:
+        log_p = encoder.log_attention(at, beliefs["sketch"], seen.known)
+        return float((w[seen.known] * log_p[seen.known]).sum())
+
+    moved = prior.m_step(w, beliefs, seen)["phi"] - phi  # Adam's first step: the sign of the slope
+    for k in range(0, len(phi), 25):
+        step = torch.zeros_like(phi)
+        step[k] = 1e-5
+        slope = (objective(phi + step) - objective(phi - step)) / 2e-5 - 0.01 * float(phi[k])
+        assert float(moved[k]) == pytest.approx(0.1 * math.copysign(1, slope), abs=1e-3)
+
+
+def test_sketches_keep_inner_products() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(30, 400, generator=g, dtype=torch.float64)
+    rows[1] = rows[0] + 0.1 * rows[1]
+    sketched = encoder.sketch(rows, ((0, 150), (150, 400)))
+    assert sketched.shape == (30, 2, encoder.WIDTH)
+    unit = torch.nn.functional.normalize(rows)
+    for part, (a, b) in enumerate(((0, 150), (150, 400))):
+        exact, found = unit[:, a:b] @ unit[:, a:b].T, sketched[:, part] @ sketched[:, part].T
+        assert (exact - found).abs().mean() < 2 * (b - a) / 400 / encoder.WIDTH**0.5
+        assert float(found[0, 1] / found[0, 0]) == pytest.approx(1, abs=0.2)
+
+
+def test_the_pull_of_attention_is_the_gradient_of_its_prior() -> None:
+    clients, seen = random_case(2, 5, 1.0, 1.0)
+    prior = Attention(models=True)
+    w, beliefs = prior.e_step(*prior.init(clients), seen)
+    here = torch.tensor([True, True, False, True, True])
+    x = seen.moved()
+    pull = prior.pull(w, beliefs, x, 0.5, here, seen)
+    assert pull is not None
+    both = here & here[:, None]
+
+    def objective(moved: Tensor) -> float:
+        log_p = encoder.log_attention(beliefs["phi"], encoder.sketch(moved, clients.spans), both)
+        return float((w[both] * log_p[both]).sum())
+
+    for i, k in ((0, 0), (1, 7), (4, 19), (2, 3)):
+        step = torch.zeros_like(x)
+        step[i, k] = 1e-5
+        slope = (objective(x + step) - objective(x - step)) / 2e-5
+        assert float(pull[i, k]) == pytest.approx(0.5 * slope, abs=1e-7)
+    assert Attention().pull(w, beliefs, x, 0.5, here, seen) is None
+
+
+# ---- graphs that the model itself makes ------------------------------------------------------------------------------
+
+
+def sampled(n: int, m: int, inside: float, across: float, seed: int) -> tuple[Any, Tensor]:
+    """Communities and links drawn from the block model, and likelihoods that all but tell the links."""
+    rng = np.random.default_rng(seed)
+    z = rng.permutation(np.arange(n) % m)
+    y = rng.random((n, n)) < np.where(z[:, None] == z, inside, across)
+    return z, torch.from_numpy(np.where(y, 6.0, -6.0) + rng.standard_normal((n, n)))
+
+
+def learned(
+    prior: Prior, clients: Few, log_p: Tensor, rounds: int = 10, known: Tensor | None = None
+) -> tuple[Tensor, Beliefs]:
+    w, beliefs = prior.init(clients)
+    for t in range(rounds):
+        clients.t = t
+        w, beliefs = prior.e_step(w, beliefs, evidence(clients, log_p, known))
+        beliefs = prior.m_step(w, beliefs, evidence(clients, log_p, known))
+    return w, beliefs
+
+
+@pytest.mark.parametrize("kind", [SBM, MMSBM])
+@pytest.mark.parametrize(("m", "inside", "across"), [(2, 0.8, 0.2), (4, 0.9, 0.1), (3, 0.9, 0.3)])
+def test_communities_of_sampled_graphs_are_recovered_with_their_rates(
+    kind: Any, m: int, inside: float, across: float
+) -> None:
+    found = []
+    for seed in range(3):
+        z, log_p = sampled(48, m, inside, across, seed)
+        _, beliefs = learned(kind(m), Few(48, seed), log_p)
+        share = beliefs["omega"] if kind is SBM else beliefs["gamma"]
+        found.append((adjusted_rand(share.argmax(1).numpy(), z), beliefs["b"]))
+    assert sorted(score for score, _ in found)[1] > 0.95  # a local optimum may be met once
+    _, b = max(found, key=lambda f: f[0])
+    own = torch.eye(m, dtype=torch.bool)
+    assert float(b[own].mean()) == pytest.approx(inside, abs=0.06)
+    assert float(b[~own].mean()) == pytest.approx(across, abs=0.06)
+
+
+def test_half_the_pairs_are_enough() -> None:
+    z, log_p = sampled(60, 3, 0.9, 0.1, 1)
+    known = torch.rand(60, 60, generator=torch.Generator().manual_seed(0)) < 0.5
+    _, beliefs = learned(SBM(3), Few(60, 4), log_p, known=known)
+    assert adjusted_rand(beliefs["omega"].argmax(1).numpy(), z) > 0.95
+
+
+@pytest.mark.parametrize("prior", [SBM(3), SBM(2, learn=False, reference=True), MMSBM(2), Dirac()], ids=str)
+def test_permuted_clients_give_a_permuted_graph(prior: Prior) -> None:
+    _, log_p = sampled(9, 3, 0.8, 0.2, 2)
+    order = [3, 8, 0, 5, 1, 4, 2, 7, 6]
+    w, _ = learned(prior, Few(9, 1), log_p, 3)
+    permuted, _ = learned(prior, Few(9, 1, order=tuple(order)), log_p[order][:, order], 3)
+    torch.testing.assert_close(permuted, w[order][:, order], rtol=0, atol=1e-10)
+
+
+def test_the_reference_starts_afresh_keeps_b_and_takes_w_before_its_last_sweep() -> None:
+    clients, seen = random_case(1, 8, 1.0, 2.0)
+    mask = torch.rand(8, 8, generator=torch.Generator().manual_seed(3)) < 0.6
+    seen = Evidence(seen.log_p, seen.known, mask, 2.0, seen.moved, clients)
+    prior = SBM(2, learn=False, reference=True)
+    w, beliefs = prior.e_step(*prior.init(clients), seen)
+    again, _ = prior.e_step(w, prior.m_step(w, beliefs, seen) | {"omega": torch.rand(8, 2)}, seen)
+    assert torch.equal(w, again)
+    start = prior.init(clients)[1]
+    omega, gamma, b = (start[k].numpy().copy() for k in ("omega", "gamma", "b"))
+    log_p = np.where(mask, seen.log_p, 0)
+    everyone = np.ones((8, 8), bool)
+    for sweep in range(2):
+        links = plain_links(2.0 * log_p, omega, b)  # the whole score, over the temperature
+        links = 1 / (1 + ((1 - links) / links) ** 0.5)
+        for i in clients.uniform(f"order {sweep}", clients.everyone).argsort().tolist():
+            omega[i] = plain_member(i, links, everyone, omega, gamma, b)
+            gamma[i] = omega[i] + 1
+    np.testing.assert_allclose(w.numpy(), links, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(beliefs["omega"].numpy(), omega, rtol=0, atol=1e-10)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_dirac_refuses_what_is_no_mixing_matrix_and_warns_of_pieces() -> None:
+    clients, n = Few(4), 4
+    ring = topologies.metropolis(topologies.topology("ring", n))
+    assert torch.equal(Dirac(matrix=ring).init(clients)[0], ring)
+    lopsided = ring.clone()
+    lopsided[0, 1] += 0.1
+    lopsided[0, 0] -= 0.1
+    for matrix, says in (
+        (lopsided, "must be symmetric, but w[0, 1]"),
+        (ring * 0.9, "must sum to one, but row"),
+        (-ring + 2 * torch.diag(ring.sum(1)), "at least 0"),
+        (ring[:3], "4×4, not of shape (3, 4)"),
+        (ring * torch.nan, "finite"),
+        ("nowhere.npy", "cannot be read"),
+    ):
+        with pytest.raises(DataError) as caught:
+            Dirac(matrix=matrix).init(clients)
+        assert says in str(caught.value)
+    with pytest.warns(UserWarning, match="in 2 pieces"):
+        Dirac(matrix=torch.block_diag(ring[:1, :1] * 3, torch.full((3, 3), 1 / 3, dtype=torch.float64))).init(clients)
+    with pytest.raises(SettingError, match="did you mean ring"):
+        Dirac(topology="rign").init(clients)
+
+
+def test_weights_of_those_who_are_away_stay_with_oneself() -> None:
+    w = topologies.metropolis(topologies.topology("ring", 5))
+    there = torch.tensor([True, False, True, True, True])
+    mixed = topologies.among(w, there)
+    assert torch.equal(mixed, mixed.T)
+    assert mixed.sum(1).numpy() == pytest.approx(1)
+    assert mixed[1].tolist() == [0, 1, 0, 0, 0]
+    assert float(mixed[0, 0]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("prior", "says"),
+    [
+        (lambda: SBM(7).init(Few(6)), "7 communities are more than 6 clients"),
+        (lambda: MMSBM(7).init(Few(6)), "7 communities are more than 6 clients"),
+        (lambda: MMSBM(10).init(Few(10_000)), "take 14.9 GiB"),
+        (lambda: SBM(0), "communities"),
+        (lambda: SBM(2, sweeps=0), "sweeps"),
+        (lambda: SBM(2, inside=1.0), "inside"),
+        (lambda: SBM(2, eta2=-1.0), "eta2"),
+        (lambda: Attention(lr=-1.0), "lr"),
+    ],
+)
+def test_settings_without_meaning_are_refused(prior: Any, says: str) -> None:
+    with pytest.raises(CoterieError) as caught:
+        prior()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_limit_of_mixed_memberships_is_what_it_says() -> None:
+    n, m = 40, 3
+    _, beliefs = MMSBM(m).init(Few(n))
+    assert beliefs["to"].nbytes + beliefs["by"].nbytes == 16 * n * n * m
+    assert 16 * 3660**2 * 10 <= mmsbm.LIMIT < 16 * 3670**2 * 10
+
+
+def test_every_prior_is_tried() -> None:
+    assert set(PRIORS) >= {"dirac", "sbm", "attention", "mmsbm"}
