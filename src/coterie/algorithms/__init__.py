@@ -6,6 +6,7 @@ from typing import Any
 
 from coterie.algorithm import Algorithm
 from coterie.algorithms.allforone import AllForOne
+from coterie.algorithms.apfl import APFL
 from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
@@ -17,6 +18,7 @@ from coterie.algorithms.local import Local
 from coterie.algorithms.oracle import Oracle
 from coterie.algorithms.scool import SCooL
 from coterie.algorithms.validation_weights import ValidationWeights
+from coterie.algorithms.wga_bc import WGABC
 from coterie.errors import SettingError
 from coterie.settings import build, hint
 
@@ -28,6 +30,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "cobo": CoBo,
     "allforone": AllForOne,
     "ditto": Ditto,
+    "apfl": APFL,
+    "wga_bc": WGABC,
     "ifca": IFCA,
     "federated_clustering": FederatedClustering,
     "validation_weights": ValidationWeights,

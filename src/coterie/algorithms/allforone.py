@@ -186,24 +186,14 @@ class AllForOne(Algorithm):
         share = (push * came).sum(1) / total.clamp(min=TINY)  # Σ_k α_ik
         mine = push.diagonal().to(x)[:, None]
         g = (mine * own.rows + others.sums) / torch.where(total > 0, total, 1).to(x)[:, None]
-        g = torch.where(own.ok[:, None], g, 0)
-        moved = self.descend(fleet, state, g, own.ok, share)
+        lr = self.rate(fleet.t, state.steps, share).to(x)[:, None]
+        x, u = descend(x, state.u, g, own.ok, lr, self.momentum, self.weight_decay)
         graph = row_normalised(torch.where(state.listed, push, 0))
         extra["pairs"] = torch.tensor(len(i))
         if self.theory:
             extra |= self.quantities(fleet, state, came)
-        return moved, Info(graph.to(x.device), own.ok, own.loss, extra)
-
-    def descend(self, fleet: Fleet, state: AllForOneState, g: Tensor, ok: Tensor, share: Tensor) -> AllForOneState:
-        """SGD as torch has it, with momentum and weight decay, for those who answered."""
-        x, u = state.x, state.u
-        if self.weight_decay:
-            g = g + self.weight_decay * x
-        if self.momentum:
-            g = self.momentum * u + g
-            u = torch.where(ok[:, None], g, u)
-        moved = torch.where(ok[:, None], x - self.rate(fleet.t, state.steps, share).to(x)[:, None] * g, x)
-        return replace(state, x=moved, u=u, steps=state.steps + fleet.present)
+        state = replace(state, x=x, u=u, steps=state.steps + fleet.present)
+        return state, Info(graph.to(x.device), own.ok, own.loss, extra)
 
     def personal(self, state: AllForOneState) -> Tensor:
         """Everyone's own row."""
@@ -356,6 +346,18 @@ class AllForOne(Algorithm):
             b = torch.tensor(self.b, dtype=torch.float64)
             found["sufficient_cluster"] = sufficient(self.phi, b, 0.0, self.mu, self.precision).count_nonzero(1)
         return found
+
+
+def descend(
+    x: Tensor, u: Tensor, g: Tensor, ok: Tensor, lr: float | Tensor, momentum: float, weight_decay: float
+) -> tuple[Tensor, Tensor]:
+    """One step of torch's SGD on those rows that are ok, and their momentum (n×0 where there is none)."""
+    if weight_decay:
+        g = g + weight_decay * x
+    if momentum:
+        g = momentum * u + g
+        u = torch.where(ok[:, None], g, u)
+    return torch.where(ok[:, None], x - lr * g, x), u
 
 
 def ratios(gram: Tensor) -> Tensor:
