@@ -23,10 +23,11 @@ class Info:
 class Algorithm(ABC):
     """A subclass is a frozen dataclass of hyper-parameters named as in its paper.
 
-    A field called `rounds` is filled with the run's budget, one called `groups` with the true clusters, where they are
-    not given. Its module's docstring has a line `Travels: up …, down …; phases …; graphs …; rows ….`: numbers sent a
-    round in n, d, m (those present) and the scalars of Info.extra, messages per client, steps compiled, and the most
-    rows of width d that one tensor holds. The contract suite measures all of them.
+    A field called `rounds` is filled with the run's budget; `groups`, `targets` and `pools` with what the population
+    knows of them (Population.told), where they are not given. Its module's docstring has a line `Travels: up …, down …;
+    phases …; graphs …; rows ….`: numbers sent a round in n, d, m (those present) and the scalars of Info.extra,
+    messages per client, steps compiled, and the most rows of width d that one tensor holds. The contract suite measures
+    all of them.
     """
 
     buffers: ClassVar[Buffers] = "personal"  # with which buffers its models are evaluated

@@ -58,7 +58,7 @@ def train(
     `evaluate_every` rounds (default: twenty times in all).
     """
     if isinstance(algorithm, str):
-        algorithm = make(algorithm, settings, rounds=rounds, groups=fleet.population.groups)
+        algorithm = make(algorithm, settings, rounds=rounds, **fleet.population.told)
     elif settings:
         raise SettingError(f"{type(algorithm).__name__} is made already: {', '.join(settings)} cannot be set")
     every = evaluate_every or max(1, rounds // 20)

@@ -9,6 +9,7 @@ from coterie.algorithms.allforone import AllForOne
 from coterie.algorithms.apfl import APFL
 from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
+from coterie.algorithms.fedadp import FedAdp
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federated_clustering import FederatedClustering
 from coterie.algorithms.fedfomo import FedFomo
@@ -16,7 +17,12 @@ from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local import Local
 from coterie.algorithms.oracle import Oracle
+from coterie.algorithms.robust import Robust
 from coterie.algorithms.scool import SCooL
+from coterie.algorithms.sgd_full import SGDFull
+from coterie.algorithms.sgd_ideal import SGDIdeal
+from coterie.algorithms.sgd_random import SGDRandom
+from coterie.algorithms.tawt import TAWT
 from coterie.algorithms.validation_weights import ValidationWeights
 from coterie.algorithms.wga_bc import WGABC
 from coterie.errors import SettingError
@@ -37,6 +43,12 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "validation_weights": ValidationWeights,
     "fedfomo": FedFomo,
     "scool": SCooL,
+    "sgd_full": SGDFull,
+    "sgd_ideal": SGDIdeal,
+    "sgd_random": SGDRandom,
+    "fedadp": FedAdp,
+    "tawt": TAWT,
+    "robust": Robust,
 }
 
 # name-variant → the settings that make the variant
@@ -73,6 +85,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "warmup": 11,
         "temperature": 2.0,
     },
+    "robust-krum": {"rule": "krum"},
+    "robust-multikrum": {"rule": "multi_krum"},
+    "robust-trimmed": {"rule": "trimmed_mean"},
+    "robust-median": {"rule": "median"},
+    "robust-geometric": {"rule": "geometric_median"},
 }
 
 
@@ -81,11 +98,12 @@ def make(
     settings: Mapping[str, Any] | None = None,
     *,
     rounds: int | None = None,
-    groups: Sequence[int] | None = None,
+    **told: Sequence[Any] | None,
 ) -> Algorithm:
     """An algorithm by name, `name-variant` included, with settings as plain values.
 
-    What the algorithm wants to know of the run (`rounds`, the true `groups`) is filled in where it is not set.
+    What the algorithm wants to know of the run (`rounds`) and of its population (`groups`, `targets`, `pools`) is
+    filled in where it is not set.
     """
     kind = ALGORITHMS.get(name.partition("-")[0])
     if kind is None or ("-" in name and name not in VARIANTS):
@@ -97,8 +115,9 @@ def make(
             values.setdefault("rounds", rounds)
         if isinstance(values.get("plan"), Mapping):
             values["plan"] = {"rounds": rounds, **values["plan"]}
-    if groups is not None and "groups" in fields:
-        values.setdefault("groups", tuple(groups))
+    for what, known in told.items():
+        if known is not None and what in fields:
+            values.setdefault(what, tuple(known))
     return build(kind, values, name)
 
 

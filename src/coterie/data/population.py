@@ -70,11 +70,19 @@ class Population:
     stream: Stream | None = None  # training data that are made online; `index["train"]` then only says how much counts
     stream_clients: Tensor | None = None  # n: the stream's own number of each client
     server: int = 0  # how many reserved clients stand behind the n ordinary ones (0 or 1)
+    helped: tuple[str, ...] = ()  # the keys of those who are to be helped, where the others only help
+    pools: tuple[int, ...] | None = None  # n: which of the helped each client may help; without it the only one
+    truth: Tensor | None = None  # n × d: the best model of each client, where it is known
 
     @property
     def n(self) -> int:
         """How many clients take part."""
         return len(self.keys) - self.server
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What an algorithm with a setting of that name is told unless a user says otherwise."""
+        return {"groups": self.groups, "targets": self.helped or None, "pools": self.pools}
 
     def sizes(self, split: str) -> Tensor:
         """How many samples each client has in a split."""
@@ -93,6 +101,8 @@ class Population:
             architecture=tuple(used.index(self.architecture[i]) for i in order),
             relabel=None if self.relabel is None else self.relabel[pick],
             groups=None if self.groups is None else tuple(self.groups[i] for i in order[: len(order) - self.server]),
+            pools=None if self.pools is None else tuple(self.pools[i] for i in order[: len(order) - self.server]),
+            truth=None if self.truth is None else self.truth[pick[: len(order) - self.server]],
             seeds=tuple(self.seeds[i] for i in order),
             stream_clients=None if self.stream_clients is None else self.stream_clients[pick],
         )

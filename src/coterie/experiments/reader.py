@@ -79,8 +79,11 @@ class Experiment:
         except SettingError as error:
             raise SettingError(f"{self.source}: [population] {error}") from None
 
-    def algorithm(self, name: str, groups: Sequence[int] | None = None) -> Algorithm:
-        """An algorithm with the settings of its table, on top of the `[plan]` that all share."""
+    def algorithm(self, name: str, groups: Sequence[int] | None = None, **told: Any) -> Algorithm:
+        """An algorithm with the settings of its table, on top of the `[plan]` that all share.
+
+        `groups` and whatever else is told come from the population (Population.told).
+        """
         settings = dict(self.given["algorithms"][name])
         kind = registry.ALGORITHMS.get(name.partition("-")[0])
         if kind is not None and "plan" in {f.name for f in dataclasses.fields(kind)}:  # type: ignore[arg-type]
@@ -90,7 +93,7 @@ class Experiment:
                     shared = {k: v for k, v in shared.items() if k not in ("steps", "epochs")}
                 settings["plan"] = {**shared, **own}
         try:
-            return registry.make(name, settings, rounds=self.budget.rounds, groups=groups)
+            return registry.make(name, settings, rounds=self.budget.rounds, groups=groups, **told)
         except SettingError as error:
             raise SettingError(f"{self.source}: [algorithms] {error}") from None
 
@@ -156,7 +159,7 @@ def plain(experiment: Experiment) -> dict[str, Any]:
     tables["run"] = dataclasses.asdict(experiment.budget)
     for name, table in tables["algorithms"].items():
         full = dataclasses.asdict(experiment.algorithm(name))  # type: ignore[call-overload]
-        for known in ("rounds", "groups"):
+        for known in ("rounds", "groups", "targets", "pools"):
             if known not in table:
                 full.pop(known, None)
         if isinstance(full.get("plan"), dict):

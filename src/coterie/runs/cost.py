@@ -26,7 +26,7 @@ def cost(experiment: Experiment) -> list[str]:
     ]
     itemsize = getattr(torch, budget.dtype).itemsize
     for name in experiment.algorithms:
-        algorithm = experiment.algorithm(name, population.groups)
+        algorithm = experiment.algorithm(name, **population.told)
         plan: Any = getattr(algorithm, "plan", None)
         line = f"{name}: {_travels(algorithm)}"
         if isinstance(plan, Plan):

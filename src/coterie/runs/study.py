@@ -182,7 +182,7 @@ class Study:
 
         def run(fleet: Fleet, seed: int, record: Record, point: Checkpoint | None) -> Outcome:
             try:
-                made = self.experiment.algorithm(algorithm, self.population(seed).groups)
+                made = self.experiment.algorithm(algorithm, **self.population(seed).told)
                 return drive(
                     fleet, made, self.experiment.budget, name=algorithm, record=record, point=point,
                     listeners=listeners, stop=stop,
@@ -244,7 +244,7 @@ class Study:
             "experiment": experiment.name,
             "scale": experiment.scale,
             "algorithm": algorithm,
-            "settings": experiment.algorithm(algorithm, population.groups),
+            "settings": experiment.algorithm(algorithm, **population.told),
             "seed": seed,
             "batch": list(batch),
             "rounds": experiment.budget.rounds,
