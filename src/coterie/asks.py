@@ -112,6 +112,42 @@ class Plan:
         return self.epochs * (1 if self.batch is None else -(-samples // self.batch))
 
 
+@dataclass(frozen=True)
+class Compress:
+    """How a gradient or an update travels. It arrives as wide as it was; only the ledger and the values tell.
+
+    topk: the `share` of its entries of largest magnitude, and their places. quantise: every entry in `bits` bits, by
+    unbiased rounding to levels of the largest magnitude, which travels too. sketch: Count-Sketch with `share` buckets
+    an entry, hashed anew for each client and ask, and read back without bias.
+    """
+
+    kind: Literal["none", "topk", "quantise", "sketch"] = "none"
+    share: float = 0.1
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if not 0 < self.share <= 1:
+            raise SettingError(f"compress.share must be above 0 and at most 1, not {self.share}")
+        if not 2 <= self.bits <= 16:
+            raise SettingError(f"compress.bits must be from 2 to 16, not {self.bits}")
+
+    def kept(self, width: int) -> int:
+        """How many entries, or buckets, a row of this width has left."""
+        return max(1, round(self.share * width))
+
+    def numbers(self, width: int, itemsize: int) -> int:
+        """How much travels for a row, in numbers of this many bytes."""
+        match self.kind:
+            case "topk":
+                return 2 * self.kept(width)
+            case "quantise":
+                return 1 - (-width * self.bits // (8 * itemsize))
+            case "sketch":
+                return self.kept(width)
+        return width
+
+
 @dataclass(frozen=True, eq=False)
 class Pull:
     """A proximal term: weight/2 · ‖x − row‖² is added to the loss of a Fit."""
@@ -295,6 +331,7 @@ class Gradient(_Batched):
     )  # derived: place in its group
     gram_shape: tuple[int, int] = field(default=(0, 0), kw_only=True, repr=False)  # derived: groups, largest group
     sketch: int | None = field(default=None, kw_only=True)
+    compress: Compress | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Sums need outputs, Gram matrices need groups."""
@@ -325,6 +362,8 @@ class Gradient(_Batched):
             self._set(slot=slot, gram_shape=(groups, size))
         if self.sketch is not None and (self.sketch < 1 or self.give == "sum"):
             raise AskError("a sketch has at least one number, and is given as rows or gram")
+        if self.sketch is not None and self.compress is not None:
+            raise AskError("a gradient is sketched or compressed, not both")
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +392,7 @@ class Fit(Ask):
     drift: Drift | None = field(default=None, kw_only=True)
     distil: Distil | None = field(default=None, kw_only=True)
     columns: Tensor | None = field(default=None, kw_only=True)  # numbers of the columns that move; default: all
+    compress: Compress | None = field(default=None, kw_only=True)  # of an update
     track: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -361,6 +401,8 @@ class Fit(Ask):
         self._per_pair("draw")
         if self.give not in ("rows", "update", "nothing"):
             raise AskError(f"a Fit gives 'rows', 'update' or 'nothing', not {self.give!r}")
+        if self.compress is not None and self.give != "update":
+            raise AskError("what is compressed is an update: say give='update'")
         if isinstance(self.models, Own):
             if self.keep not in (None, self.models.slot):
                 raise AskError("a Fit of an Own model stays in its own slot")

@@ -16,6 +16,7 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local import Local
+from coterie.algorithms.meritfed import MeritFed
 from coterie.algorithms.oracle import Oracle
 from coterie.algorithms.robust import Robust
 from coterie.algorithms.scool import SCooL
@@ -43,6 +44,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "validation_weights": ValidationWeights,
     "fedfomo": FedFomo,
     "scool": SCooL,
+    "meritfed": MeritFed,
     "sgd_full": SGDFull,
     "sgd_ideal": SGDIdeal,
     "sgd_random": SGDRandom,
@@ -85,6 +87,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "warmup": 11,
         "temperature": 2.0,
     },
+    "meritfed-md": {"mirror_batch": None},
+    "meritfed-smd": {"mirror_batch": 90},
+    "meritfed-averaged": {"mirror_batch": 90, "average": True, "cool": 400},
+    "meritfed-zo": {"order": "zeroth"},
+    "meritfed-all": {"who": "all"},
+    "meritfed-shared": {"who": "shared"},
     "robust-krum": {"rule": "krum"},
     "robust-multikrum": {"rule": "multi_krum"},
     "robust-trimmed": {"rule": "trimmed_mean"},

@@ -2,8 +2,7 @@
 
     x ← x − γ/K Σ_{j ∈ S} g_j(x),   S: K clients drawn anew each round
 
-Drawn are K of those present in each pool, or all of them where there are fewer. Several targets: see
-coterie.algorithms.pooled.
+The mean is over those drawn who answered. Several targets, each with K of its pool: see coterie.algorithms.pooled.
 
 Travels: up asked·d, down asked·d; phases 1; graphs ≤ 3; rows n.
 """
@@ -38,11 +37,11 @@ class SGDRandom(Pooled):
         return state
 
     def asked(self, fleet: Fleet, state: PooledState) -> Tensor:
-        """In each pool the present clients with the lowest draws."""
-        marks = torch.where(fleet.present, fleet.uniform("clients", fleet.everyone), torch.inf)
+        """In each pool the clients with the lowest draws."""
+        marks = fleet.uniform("clients", fleet.everyone)
         rows = torch.where(members(state.pool, len(state.target)), marks, torch.inf)
         lowest: Tensor = rows.sort(dim=1, stable=True).indices[:, : self.clients].flatten()
-        return lowest[fleet.present[lowest]].sort().values
+        return lowest.sort().values
 
     def weights(self, fleet: Fleet, state: PooledState, g: Tensor, there: Tensor) -> Tensor:
         """Equal, for those drawn who are there."""

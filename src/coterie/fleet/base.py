@@ -453,18 +453,21 @@ class Fleet(ABC):
             down += widths * first
             once += distinct * int(ask.models.shape[1])
         up = np.zeros(m, dtype=np.int64)
+        squeezed = widths
+        if isinstance(ask, (Gradient, Fit)) and ask.compress is not None:
+            squeezed = np.array([ask.compress.numbers(int(width), self.dtype.itemsize) for width in widths])
         match ask:
             case Gradient():
                 if ask.give == "sum":
                     first, _ = _distinct(ask.into, clients, m)
-                    up += widths * first
+                    up += squeezed * first
                 else:
-                    up += widths if ask.sketch is None else ask.sketch
+                    up += squeezed if ask.sketch is None else ask.sketch
             case Loss():
                 up += 1
             case Fit():
                 if ask.give != "nothing":
-                    up += widths if ask.columns is None else len(ask.columns)
+                    up += squeezed if ask.columns is None else len(ask.columns)
                 for rider in (ask.pull, ask.drift):
                     if rider is not None and not _is_start(rider, ask):
                         lone = torch.zeros(m, dtype=torch.long) if rider.rows.ndim == 1 else None

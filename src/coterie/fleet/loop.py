@@ -18,6 +18,7 @@ from coterie import draws
 from coterie.asks import NONFINITE, OK, Answer, Ask, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
 from coterie.data.population import Population
 from coterie.fleet.base import FRESH, RECALIBRATION, RING, Fleet
+from coterie.fleet.compress import squeezed
 from coterie.fleet.layout import KeyedDropout
 from coterie.tasks import logits_of
 
@@ -249,7 +250,7 @@ class LoopFleet(Fleet):
             self._client_state[int(ask.clients[pair])].update(after)
             reasons.append(reason)
             losses.append(loss if good else 0.0)
-            grad = grad if good else torch.zeros_like(grad)
+            grad = self._squeezed(ask, pair, grad, place) if good else torch.zeros_like(grad)
             if ask.give == "sum":
                 assert ask.into is not None
                 weight = 1.0 if ask.weights is None else ask.weights[pair].to(self.device, self.dtype)
@@ -265,6 +266,11 @@ class LoopFleet(Fleet):
         if ask.give == "gram":
             return Answer(told, gram=self._gram(ask, rows), loss=loss_values)
         return Answer(told, rows=_stack(rows, width if ask.sketch is None else ask.sketch, self), loss=loss_values)
+
+    def _squeezed(self, ask: Gradient | Fit, pair: int, row: Tensor, place: int) -> Tensor:
+        draw = 0 if ask.draw is None else int(ask.draw[pair])
+        key = draws.fold_int(self._client_keys[int(ask.clients[pair])], draws.name("compress"), self.t, place, draw)
+        return squeezed(row[None], ask.compress, torch.tensor([key], device=row.device))[0]
 
     def _gram(self, ask: Gradient, rows: list[Tensor]) -> Tensor:
         assert ask.group is not None
@@ -325,7 +331,7 @@ class LoopFleet(Fleet):
                     self._client_state[c].update(after)
             if ask.give != "nothing":
                 value = trained - start if ask.give == "update" else trained
-                rows.append(value if good else torch.zeros_like(value))
+                rows.append(self._squeezed(ask, pair, value, place) if good else torch.zeros_like(value))
         answer_rows = _stack(rows, 0, self) if ask.give != "nothing" else torch.empty(0)
         return Answer(
             self._told(reasons), rows=answer_rows, loss=torch.tensor(losses, dtype=self.dtype, device=self.device)

@@ -246,6 +246,7 @@ _SAME = (
     "buffers",
     "metrics",
     "sketch",
+    "compress",
 )
 
 

@@ -20,6 +20,7 @@ from coterie.asks import NONFINITE, OK, Answer, Ask, Distil, Evaluate, Fit, Grad
 from coterie.data.population import SPLITS, Population
 from coterie.errors import ModelError
 from coterie.fleet.base import RECALIBRATION, Fleet
+from coterie.fleet.compress import squeezed
 from coterie.fleet.layout import KeyedDropout, Layout
 from coterie.fleet.optimiser import RowOptimiser, descend, hold
 from coterie.fleet.reduce import Sink, finite, zeroed
@@ -341,7 +342,7 @@ class StackedFleet(Fleet):
                 there = part.to(self.device)
                 reason[there] = torch.where(good, OK, NONFINITE).to(torch.int8)
                 losses[there] = torch.where(good, loss, 0).to(self.dtype)
-                sink.take(part, grads, good)
+                sink.take(part, self._squeezed(stack, ask, part, grads, place), good)
                 if ask.track:
                     self._keep_buffers(stack, ask.memory, stack.local[ask.clients[part]], after, good)
             if ask.track and ask.sampling == "epoch" and ask.batch is not None:
@@ -362,9 +363,18 @@ class StackedFleet(Fleet):
         grads, loss, _, after = step(rows, buffers, key, samples, clients.to(self.device)[:, None], shade, weights)
         return grads, loss, after
 
+    def _squeezed(self, stack: _Stack, ask: Gradient | Fit, part: Tensor, rows: Tensor, place: int) -> Tensor:
+        """Rows as they arrive."""
+        if ask.compress is None:
+            return rows
+        draw = None if ask.draw is None else ask.draw[part]
+        keys = self._row_keys(stack, stack.local[ask.clients[part]], place, draw, "compress")
+        return squeezed(rows, ask.compress, keys)
+
     def _fusable(self, stack: _Stack, ask: Gradient) -> bool:
         """Whether a sum can be the gradient of one weighted loss: one model per sum, and samples that never meet."""
-        if ask.into is None or ask.batch is None or stack.fresh or stack.keys or isinstance(ask.models, Own):
+        plain = ask.compress is None and not (stack.fresh or stack.keys or isinstance(ask.models, Own))
+        if ask.into is None or ask.batch is None or not plain:
             return False
         at = torch.arange(ask.m) if ask.at is None else ask.at
         if at.ndim != 1:
@@ -672,7 +682,8 @@ class StackedFleet(Fleet):
                     if ask.track:
                         keep(local, good, reason)
                     if ask.give != "nothing":
-                        given = zeroed(trained - start if ask.give == "update" else trained, good)
+                        given = trained - start if ask.give == "update" else trained
+                        given = zeroed(self._squeezed(stack, ask, these, given, place), good)
                         if len(these) == ask.m and bool((these == torch.arange(ask.m)).all()):
                             rows_out = given
                         else:
