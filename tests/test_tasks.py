@@ -207,6 +207,7 @@ def classification_reference(output: Tensor, target: Tensor) -> dict[str, float]
         balanced = sk.balanced_accuracy_score(y, guess)
     return {
         "accuracy": sk.accuracy_score(y, guess),
+        "own_classes_accuracy": float(np.mean(present[p[:, present].argmax(1)] == y)),
         "balanced_accuracy": balanced,
         "macro_f1": sk.f1_score(y, guess, average="macro"),
         "auroc": math.nan if len(present) < 2 else float(np.mean([sk.roc_auc_score(y == c, p[:, c]) for c in present])),

@@ -6,8 +6,9 @@ at once, padded to the longest (`valid` says which entries are real), and loops 
 Where a client's split lacks something, this is what its metrics say. An empty split: every metric NaN. Classes absent
 from the split: `balanced_accuracy` averages over the classes present in the targets, `macro_f1` over those present in
 the targets or the predictions (both as scikit-learn), `auroc` (one class against the rest) over those present in the
-targets; with a single class present `auroc` is NaN. `r2` of a constant target is 1 if it is met exactly and 0 if not,
-and NaN for fewer than two samples (as scikit-learn).
+targets; with a single class present `auroc` is NaN. `own_classes_accuracy`, which some papers call accuracy, lets the
+model answer with classes of the split only, so with a single one it is 1. `r2` of a constant target is 1 if it is met
+exactly and 0 if not, and NaN for fewer than two samples (as scikit-learn).
 """
 
 from abc import ABC, abstractmethod
@@ -87,7 +88,15 @@ class Task(ABC):
                 raise SettingError(f"{self.name} has no metric {metric!r}: {hint(metric, self.metrics)}")
 
 
-_CLASS_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "calibration_error", "loss")
+_CLASS_METRICS = (
+    "accuracy",
+    "own_classes_accuracy",
+    "balanced_accuracy",
+    "macro_f1",
+    "auroc",
+    "calibration_error",
+    "loss",
+)
 
 
 @dataclass(frozen=True)
@@ -392,6 +401,9 @@ def _class_metric(metric: str, scores: Tensor, label: Tensor, valid: Tensor) -> 
         return _calibration_error(top.double().exp(), hit, valid)
     classes = scores.shape[-1]
     support = _count(label, valid, classes)
+    if metric == "own_classes_accuracy":
+        own = scores.masked_fill((support == 0).unsqueeze(-2), -torch.inf).argmax(-1)
+        return _mean(own == label, valid)
     true_positive = _count(label, valid & hit, classes)
     if metric == "balanced_accuracy":
         return (true_positive / support).nanmean(-1)  # 0/0 where a class is absent

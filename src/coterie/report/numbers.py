@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-_SHARES = ("accuracy", "balanced_accuracy", "macro_f1", "dice")  # shown in per cent
+_SHARES = ("accuracy", "own_classes_accuracy", "balanced_accuracy", "macro_f1", "dice")  # shown in per cent
 NOTHING = "–"
 
 
