@@ -8,6 +8,8 @@ from coterie.algorithm import Algorithm
 from coterie.algorithms.allforone import AllForOne
 from coterie.algorithms.apfl import APFL
 from coterie.algorithms.cobo import CoBo
+from coterie.algorithms.d_psgd import DPSGD
+from coterie.algorithms.dada import Dada
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedadp import FedAdp
 from coterie.algorithms.fedavg import FedAvg
@@ -17,6 +19,7 @@ from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.local import Local
 from coterie.algorithms.meritfed import MeritFed
+from coterie.algorithms.meta_l2c import MetaL2C
 from coterie.algorithms.oracle import Oracle
 from coterie.algorithms.robust import Robust
 from coterie.algorithms.scool import SCooL
@@ -51,6 +54,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedadp": FedAdp,
     "tawt": TAWT,
     "robust": Robust,
+    "d_psgd": DPSGD,
+    "dada": Dada,
+    "meta_l2c": MetaL2C,
 }
 
 # name-variant → the settings that make the variant
@@ -70,6 +76,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "allforone-bin-reference": {"criterion": "binary", "strict": True, "sigma": "data"},
     "allforone-cont-reference": {"criterion": "continuous", "sigma": "equal"},
     "ifca-spread": {"start": "spread"},
+    "d_psgd-epochs": {"plan": {"epochs": 5}},
     "scool-sbm": {"prior": "sbm"},
     "scool-attention": {"prior": "attention"},
     "scool-mmsbm": {"prior": "mmsbm"},
@@ -134,5 +141,7 @@ def _over(variant: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
     merged = dict(variant)
     for key, value in given.items():
         below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping) and {"steps", "epochs"} & set(value):
+            below = {k: v for k, v in below.items() if k not in ("steps", "epochs")}  # the one replaces the other
         merged[key] = {**below, **value} if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged

@@ -48,7 +48,7 @@ from coterie.asks import Fit, Gradient, Loss, Plan
 from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
 from coterie.graph.priors import PRIORS, Beliefs, Evidence, Prior
-from coterie.graph.projections import row_normalised
+from coterie.graph.projections import heaviest, row_normalised
 from coterie.settings import build, hint, real, whole
 
 
@@ -184,13 +184,9 @@ class SCooL(Algorithm):
         if self.budget is None:
             return torch.ones_like(heard)
         n = fleet.n
-        keep = math.ceil(self.budget * (n - 1) - 1e-9)
-        i, j = torch.ones(n, n, dtype=torch.bool).nonzero(as_tuple=True)
-        tie = fleet.uniform("cut", i, j).view(n, n).argsort(1)
-        weight = torch.where(heard, w, -1).fill_diagonal_(torch.inf).gather(1, tie)
-        rank = weight.argsort(dim=1, descending=True, stable=True)
-        top = tie.gather(1, rank[:, : keep + 1])
-        return torch.zeros(n, n, dtype=torch.bool).scatter_(1, top, True)
+        i, j = torch.ones_like(heard).nonzero(as_tuple=True)
+        ties = fleet.uniform("cut", i, j).view(n, n)
+        return heaviest(torch.where(heard, w, -1), math.ceil(self.budget * (n - 1) - 1e-9), ties)
 
     # ---- M-step ------------------------------------------------------------------------------------------------------
 

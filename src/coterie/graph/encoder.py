@@ -58,7 +58,7 @@ def scores(phi: Tensor, sketched: Tensor) -> Tensor:
 
 def log_attention(phi: Tensor, sketched: Tensor, allowed: Tensor) -> Tensor:
     """log p_ij: the softmax (25) of f over those i may listen to; −∞ elsewhere."""
-    f = scores(phi, sketched).masked_fill(~allowed, -torch.inf)
+    f = scores(phi, sketched).masked_fill(~allowed, -1e300)  # finite, for the slope of a row of nobody
     return torch.where(allowed, f - f.logsumexp(1, keepdim=True), -torch.inf)
 
 

@@ -29,6 +29,15 @@ def simplex(w: Tensor) -> Tensor:
     return (w - excess.gather(-1, support - 1)).clamp_min(0)
 
 
+def heaviest(w: Tensor, others: int, ties: Tensor) -> Tensor:
+    """Of each row the diagonal and so many heaviest others, as booleans; among equals the lower of `ties`."""
+    order = ties.argsort(1)
+    weight = w.clone().fill_diagonal_(torch.inf).gather(1, order)
+    rank = weight.argsort(dim=1, descending=True, stable=True)
+    top = order.gather(1, rank[:, : others + 1])
+    return torch.zeros_like(w, dtype=torch.bool).scatter_(1, top, True)
+
+
 def row_normalised(w: Tensor) -> Tensor:
     """Every row of an n×n graph to sum one; a client that listens to nobody listens to itself."""
     if w.shape[-1] != w.shape[-2]:

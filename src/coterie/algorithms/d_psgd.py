@@ -1,0 +1,77 @@
+"""D-PSGD (Lian, Zhang, Zhang, Hsieh, Zhang and Liu 2017): average with your neighbours, and step along your gradient.
+
+    x_i ← Σ_j w_ij x_j − γ ∇F_i(x_i; ζ_i),    W symmetric, rows and columns of sum one, from a fixed topology
+
+The gradient is taken where the client was before averaging, so both go on at once. With a plan of more than one step
+the client's whole update stands in the place of −γ∇F_i: `d_psgd-epochs` is SCooL's D-PSGD (s = 5 epochs), `d_psgd` with
+one step the method as published. `repeats` are iterations in one round, so that rounds of single steps compare with
+rounds of epochs. Clients that are not here are not averaged with; their weight stays with oneself.
+
+W: see coterie.graph.topologies; schedules change it from round to round. Who has which place in a topology follows from
+the clients' keys. Personal models are everyone's own, not the mean over all that the theory is about.
+
+Travels: up m·d, down m·d; phases 1; graphs 1; rows n.
+(Each, so often as there are repeats: the mixed model down, the update up. Without a middle, `links` copies of a model.)
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.algorithm import Algorithm, Info
+from coterie.asks import Fit, Plan
+from coterie.fleet.base import Fleet
+from coterie.graph import topologies
+from coterie.settings import whole
+
+
+@dataclass(frozen=True)
+class DPSGDState:
+    """The personal models."""
+
+    x: Tensor  # n×d
+
+
+@dataclass(frozen=True)
+class DPSGD(Algorithm):
+    """A topology by name with its settings, or W as it is."""
+
+    plan: Plan = field(default_factory=lambda: Plan(steps=1))
+    topology: str = "ring"
+    options: dict[str, Any] = field(default_factory=dict)  # the topology's settings: neighbours, degree, seed …
+    matrix: Any = None  # W itself: a tensor, or the name of a .npy file; by the clients' numbers
+    repeats: int = 1
+    shared: bool = True  # one initial model for all, or one each
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        whole("repeats", self.repeats, 1)
+
+    def init(self, fleet: Fleet) -> DPSGDState:
+        """Initial models; a topology that does not fit is refused, one in pieces warned of."""
+        self.weights(fleet)
+        return DPSGDState(fleet.initial(self.shared).clone())
+
+    def weights(self, fleet: Fleet) -> Tensor:
+        """W of this round."""
+        if self.matrix is not None:
+            return topologies.mixing(self.matrix, fleet.n)
+        return topologies.mixing_of(self.topology, fleet.ids, fleet.t, **self.options)
+
+    def round(self, fleet: Fleet, state: DPSGDState) -> tuple[DPSGDState, Info]:
+        """Step and average, so often."""
+        x, w = state.x, self.weights(fleet)
+        ok, loss = torch.ones(fleet.n, dtype=torch.bool, device=x.device), x.new_zeros(fleet.n)
+        for _ in range(self.repeats):
+            fit = fleet.ask(Fit(fleet.everyone, x, self.plan.at(fleet.t), give="update"))
+            mixed = topologies.among(w.to(x.device), fit.ok).to(x.dtype) @ x
+            x = torch.where(fit.ok[:, None], mixed + fit.rows, x)
+            ok, loss = ok & fit.ok, loss + fit.loss / self.repeats
+        links = self.repeats * ((w > 0).sum() - (w.diagonal() > 0).sum())
+        return DPSGDState(x), Info(w, ok, torch.where(ok, loss, 0), {"links": links})
+
+    def personal(self, state: DPSGDState) -> Tensor:
+        """Everyone's own row."""
+        return state.x
