@@ -338,3 +338,18 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
         image = imread(tmp_path / "holdings.png")
         assert 300 < image.shape[0] < 3000
         assert len(np.unique(image.reshape(-1, image.shape[2]), axis=0)) > 50
+
+
+def test_owners_without_test_samples_give_a_share_of_their_own() -> None:
+    data = labelled(train=2000, test=0, owners=4)
+    with pytest.raises(DataError, match="0 test samples"):
+        partition("cluster_split", data)
+    cut = partition("cluster_split", data, test=0.25, validation=0.2)
+    assert cut.resplit
+    assert not partition("cluster_split", DATA, test=0.25).resplit
+    for own in zip(cut.train, cut.validation, cut.test, strict=True):
+        held = np.concatenate(own)
+        assert len(np.unique(held)) == 500
+        assert [len(part) for part in own] == [300, 75, 125]
+        assert len(set(data.groups[held])) == 1
+    assert not np.array_equal(cut.test[0], partition("cluster_split", data, test=0.25, seed=1).test[0])

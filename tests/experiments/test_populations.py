@@ -1,37 +1,72 @@
-"""Generated populations from an experiment file."""
+"""What the `[population]` table makes of tables, volumes and natural owners."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
-from coterie.asks import Fit, Plan
-from coterie.data.synthetic import LeastSquares
-from coterie.errors import SettingError
-from coterie.experiments.populations import make
-from coterie.fleet.stacked import StackedFleet
+from coterie.data import sources
+from coterie.data.dataset import Dataset
+from coterie.experiments import populations
 
 
-@pytest.mark.parametrize("online", [True, False])
-def test_a_population_by_name_learns_its_truth(online: bool) -> None:
-    given = {"kind": "synthetic", "name": "least-squares", "clients": 4, "dimension": 3, "online": online}
-    people = make(given, seed=7)
-    source = LeastSquares(seed=7, clients=4, dimension=3)
-    assert people.groups == source.groups()
-    assert (people.stream is not None) == online
-    fleet = StackedFleet(people, seed=0, dtype=torch.float64)
-    fleet.begin(0)
-    rows = fleet.ask(Fit(fleet.everyone, fleet.initial(), Plan(steps=400, batch=4, lr=0.05), give="rows")).rows
-    torch.testing.assert_close(rows, source.truth(), rtol=0, atol=1e-6)
-    assert [len(people.index[s][0]) for s in ("train", "validation", "test")] == [90, 10, 200]
+@pytest.fixture
+def wards(monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """A table with gaps from two owners, without test rows."""
+    rng = np.random.default_rng(0)
+    table = rng.normal([[5.0, -100.0, 3.0]], [[2.0, 10.0, 0.0]], (60, 3))
+    table[40:] += [[7.0, 50.0, 0.0]]
+    table[::9, 1] = np.nan
+    owner = np.repeat([0, 1], [40, 20])
+    ill = rng.integers(0, 2, 60)
+    found = Dataset("wards", table, ill, 60, ("well", "ill"), owner, {"owners": ["North", "South"]})
+    monkeypatch.setattr(sources, "load", lambda name, **_: found)
+    return found
 
 
-@pytest.mark.parametrize(("name", "n", "outputs"), [("mean-estimation", 150, 10), ("linear", 3, 1)])
-def test_the_others_are_there(name: str, n: int, outputs: int) -> None:
-    people = make({"kind": "synthetic", "name": name}, seed=0)
-    assert (people.n, people.targets.shape[1]) == (n, outputs)
+def made(**changes: Any) -> Any:
+    given = {
+        "data": "wards",
+        "partition": {"name": "cluster_split", "test": 0.25, "validation": 0.2},
+        "model": {"name": "linear", "inputs": 3, "outputs": 1},
+        "task": "binary",
+        "table": "federated",
+    }
+    return populations.make(given | changes, 3)
 
 
-def test_a_wrong_name_or_setting_is_said() -> None:
-    with pytest.raises(SettingError, match="did you mean least-squares"):
-        make({"kind": "synthetic", "name": "least-square"}, seed=0)
-    with pytest.raises(SettingError, match="did you mean dimension"):
-        make({"kind": "synthetic", "name": "linear", "dimensions": 3}, seed=0)
+def test_clients_with_owners_are_called_by_them(wards: Dataset) -> None:
+    assert made().keys == ("North", "South")
+    several = {"name": "cluster_split", "clients_per_owner": 2, "test": 0.25}
+    assert made(partition=several).keys == ("North-0", "North-1", "South-0", "South-1")
+
+
+@pytest.mark.parametrize("by", ["federated", "client"])
+def test_tables_are_scaled_by_training_rows_only(wards: Dataset, by: str) -> None:
+    people = made(table=by)
+    train = people.index["train"]
+    for rows in [torch.cat(train)] if by == "federated" else train:
+        x = people.inputs[rows].double()
+        gaps = np.isnan(wards.inputs[rows.numpy()])
+        assert x.isfinite().all()
+        assert (x[torch.from_numpy(gaps)].abs() < 1e-6).all()
+        torch.testing.assert_close(x.mean(0), torch.zeros(3).double(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(x[:, 0].std(correction=0), torch.tensor(1.0).double(), rtol=0, atol=1e-5)
+    held_out = torch.cat(people.index["test"])
+    assert float(people.inputs[held_out].double().mean(0).abs().max()) > 1e-3  # theirs are not what it was fitted on
+
+
+def test_volumes_are_dealt_to_their_hospitals_anew_for_each_seed() -> None:
+    given = {
+        "data": {"name": "volumes", "shape": [4, 8, 4], "train": [4, 3, 2], "test": [1, 2, 1]},
+        "partition": {"name": "cluster_split", "validation": 0.3},
+        "model": {"name": "unet3d", "width": 1},
+        "task": {"name": "segmentation", "criterion": "dice"},
+    }
+    people = populations.make(given, 0)
+    assert people.keys == ("Guys", "HH", "IOP")
+    assert (people.sizes("train") + people.sizes("validation")).tolist() == [4, 3, 2]
+    assert people.sizes("test").tolist() == [1, 2, 1]
+    assert not torch.equal(people.inputs, populations.make(given, 1).inputs)
+    assert torch.equal(people.inputs, populations.make(given, 0).inputs)

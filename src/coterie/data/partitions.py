@@ -7,7 +7,7 @@ sample that has its class proportions. A partition that does otherwise says `res
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import factorial
 from typing import Any
 
@@ -468,21 +468,28 @@ def shards(
     return _finish(rng, shares, _proportional(dataset, rng, shares), validation)
 
 
-def cluster_split(dataset: Dataset, *, clients_per_owner: int = 1, validation: float = 0.1, seed: int = 0) -> Partition:
+def cluster_split(
+    dataset: Dataset, *, clients_per_owner: int = 1, validation: float = 0.1, test: float = 0.0, seed: int = 0
+) -> Partition:
     """Natural owners: a client, or several, for each value of `dataset.groups`, tested on the owner's test samples.
 
-    With several clients for each owner, those of one owner are a true cluster; with one, nobody knows.
+    With several clients for each owner, those of one owner are a true cluster; with one, nobody knows. Of an owner to
+    whom the publisher gives no test samples, the share `test` of its training samples is for testing: `resplit`.
     """
     rng = np.random.default_rng(seed)
+    real("test", test, 0, 0.9, closed=True)
     whole("clients_per_owner", clients_per_owner, 1)
     if dataset.groups is None:
         raise DataError(f"data set {dataset.name} has no natural owners; deal it with another partition, such as iid")
     owners, owner = np.unique(dataset.groups, return_inverse=True)
     owner = owner.reshape(-1)
-    shares, tests = [], []
+    shares, tests, resplit = [], [], False
     for k, name in enumerate(owners):
         own = np.flatnonzero(owner == k)
         mine, judged = own[own < dataset.train], own[own >= dataset.train]
+        if test and not len(judged):
+            judged, mine = np.split(rng.permutation(mine), [max(1, round(test * len(mine)))])
+            resplit = True
         if len(mine) < clients_per_owner or not len(judged):
             raise DataError(
                 f"owner {name} of data set {dataset.name} has {len(mine)} training and {len(judged)} test samples; "
@@ -491,9 +498,10 @@ def cluster_split(dataset: Dataset, *, clients_per_owner: int = 1, validation: f
         shares += _even(rng, mine, clients_per_owner)
         tests += [judged] * clients_per_owner
     groups = np.repeat(np.arange(len(owners)), clients_per_owner)
-    facts = {"owners": [str(owners[g]) for g in groups]}
+    called = dataset.facts.get("owners", {})  # names, where the data set has them and groups are their places
+    facts = {"owners": [str(called[owners[g]] if called else owners[g]) for g in groups]}
     truth = groups if clients_per_owner > 1 else None
-    return _finish(rng, shares, tests, validation, groups=truth, facts=facts)
+    return replace(_finish(rng, shares, tests, validation, groups=truth, facts=facts), resplit=resplit)
 
 
 def target_mix(

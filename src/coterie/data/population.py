@@ -267,10 +267,12 @@ def deal(
     public: Mapping[str, Any] | None = None,
     transform: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     prefix: str = "client-",
+    keys: Sequence[str] | None = None,
 ) -> Population:
     """Deal a data set to clients as a partition says. Samples are shared memory: no copy per client.
 
-    `model` is one architecture for all, or one per client (equal objects are one architecture).
+    `model` is one architecture for all, or one per client (equal objects are one architecture). Without `keys`, clients
+    are called by the prefix and their number.
     """
     n = len(partition.train)
     models = list(model) if isinstance(model, Sequence) else [model] * n
@@ -283,7 +285,7 @@ def deal(
     if partition.relabel is not None:
         targets = targets.long()  # labels name columns of `relabel`, and torch takes bytes for masks
     made = Population(
-        keys=tuple(f"{prefix}{i:0{width}d}" for i in range(n)),
+        keys=tuple(f"{prefix}{i:0{width}d}" for i in range(n)) if keys is None else tuple(keys),
         inputs=_shared(dataset.inputs),
         targets=targets,
         index={s: tuple(torch.as_tensor(rows) for rows in getattr(partition, s)) for s in SPLITS},

@@ -10,10 +10,12 @@ import numpy as np
 from coterie import models, tasks
 from coterie.data.augment import Augment
 from coterie.data.dataset import Dataset
+from coterie.data.partitions import Partition
 from coterie.data.partitions import partition as cut
 from coterie.data.population import Population, deal
 from coterie.data.population import online as fresh
-from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Quadratics, Synthetic
+from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Quadratics, Synthetic, Volumes
+from coterie.data.tabular import prepare
 from coterie.errors import CoterieError, SettingError
 from coterie.settings import build, call
 
@@ -37,6 +39,14 @@ def _task(given: Named, dataset: Dataset) -> tasks.Task:
     return tasks.task(name, **settings)
 
 
+def _owners(division: Partition) -> list[str] | None:
+    """The owners' names; where several clients share one, with numbers."""
+    names = division.facts.get("owners")
+    if names is None or len(set(names)) == len(names):
+        return names
+    return [f"{name}-{names[:i].count(name)}" for i, name in enumerate(names)]
+
+
 def _transform(given: Mapping[str, Any] | None, dataset: Dataset) -> Augment | None:
     """How images are varied; `normalise = true` takes means and deviations from the data set."""
     if given is None:
@@ -57,17 +67,27 @@ def dealt(
     model: Named | Sequence[Named],
     task: Named = "classification",
     augment: Mapping[str, Any] | None = None,
+    table: str | None = None,
 ) -> Population:
     """A data set dealt to clients anew for each seed, unless the partition fixes its own.
 
-    Of several models, client i gets number i modulo their count.
+    Of several models, client i gets number i modulo their count. With `table` (federated or client) the data are a
+    table whose gaps are filled and columns scaled by training rows. Clients with natural owners are called by them.
     """
     from coterie.data.sources import load
 
     name, settings = _named(data, "population.data")
-    dataset = load(name, **settings)
+    if name == "volumes":
+        dataset = build(Volumes, {"seed": seed, **settings}, "population.data").dataset()
+    else:
+        dataset = load(name, **settings)
     name, settings = _named(partition, "population.partition")
     division = cut(name, dataset, **{"seed": seed, **settings})
+    if table not in (None, "none"):
+        holdings = [
+            np.concatenate(parts) for parts in zip(division.train, division.validation, division.test, strict=True)
+        ]
+        dataset = replace(dataset, inputs=prepare(dataset.inputs, division.train, holdings, str(table)))
     given = [model] if isinstance(model, str | Mapping) else list(model)
     makers = []
     for one in given:
@@ -79,6 +99,7 @@ def dealt(
         model=makers[0] if len(makers) == 1 else [makers[i % len(makers)] for i in range(len(division))],
         task=_task(task, dataset),
         transform=_transform(augment, dataset),
+        keys=_owners(division),
     )
 
 
