@@ -214,3 +214,24 @@ def test_what_cannot_be_read_is_said_in_a_sentence(out: Path) -> None:
 )
 def test_counts_for_people(count: float, text: str) -> None:
     assert human(count) == text
+
+
+def test_the_gap_between_training_and_test_stands_beside_them(out: Path) -> None:
+    run = write_run(out, "fedavg", 0, [0.5, 0.7])
+    assert "gap" not in comparisons(collect([out]))[0].columns
+    told = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(told | {"train": {"accuracy": 0.85, "loss": 0.1}}))
+    write_run(out, "local", 0, [0.5, 0.7])
+    (compared,) = comparisons(collect([out]))
+    cells = {row.name: dict(zip(compared.columns, compared.cells(row), strict=True)) for row in compared.rows}
+    assert (cells["fedavg"]["train"], cells["fedavg"]["gap"]) == ("85.0", "25.0")
+    assert (cells["local"]["train"], cells["local"]["gap"]) == ("–", "–")
+    assert "training data" in compared.foot
+
+
+def test_a_variant_that_is_told_the_truth_wins_nothing_either(out: Path) -> None:
+    write_run(out, "allforone-oracle", 0, [0.9, 0.9])
+    write_run(out, "allforone-bin", 0, [0.8, 0.8])
+    (compared,) = comparisons(collect([out]))
+    assert compared.winner is not None
+    assert compared.winner.name == "allforone-bin"

@@ -227,3 +227,19 @@ def test_the_graph_is_compared_with_the_true_one_early_and_in_the_end():
     assert alike["found"] == 0
     assert alike["l1"] == pytest.approx((58 / 46 + 34 / 46) / 2)  # rows by data: 7, 10, 13 and 16 of 46
     assert drive(StackedFleet(people()), make("local", {"plan": PLAN}), budget).result["graph"] == {}
+
+
+def test_training_data_are_measured_where_asked_for_and_choose_nothing():
+    outcomes = []
+    for splits in (("validation", "test"), ("train", "validation", "test")):
+        fleet = StackedFleet(people(), seed=0)
+        algo = make("local", {"plan": PLAN}, rounds=6)
+        outcomes.append(drive(fleet, algo, Budget(rounds=6, evaluate_every=2, splits=splits)))
+    without, measured = (o.result for o in outcomes)
+    assert not without["train"]
+    assert measured["metrics"] == without["metrics"]
+    assert measured["best_round"] == without["best_round"]
+    fleet = StackedFleet(people(), seed=0)
+    rows = torch.stack([outcomes[1].models["best"][f"{key}/row"] for key in fleet.keys])
+    found = fleet.watch(Evaluate(fleet.everyone, rows, "train")).metrics["accuracy"]
+    assert measured["train"]["accuracy"] == pytest.approx(float(found.mean()))

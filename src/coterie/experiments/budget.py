@@ -17,7 +17,7 @@ class Budget:
     checkpoint_every: int = 10
     patience: int | None = None  # stop after so many evaluations without a better mean on validation data
     after_local: bool = False  # also measure every model after one more local training by the algorithm's plan
-    splits: tuple[Literal["validation", "test"], ...] = ("validation", "test")  # what is measured
+    splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")  # what is measured
     metrics: tuple[str, ...] | None = None  # which, besides the main metric and the loss; default: all the task has
     keep_models: bool = True  # whether the record holds models; the best ones are in every checkpoint as well
     graphs: int = 40  # about how many graphs the record holds
@@ -37,7 +37,7 @@ class Budget:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise SettingError(f"seeds must be different whole numbers of at least 0, not {list(self.seeds)}")
         if not self.splits:
-            raise SettingError("splits must name validation, test or both")
+            raise SettingError("splits must name train, validation or test, at least one of them")
 
     def evaluates(self, done: int) -> bool:
         """Whether models are measured when so many rounds are done."""

@@ -18,7 +18,11 @@ def next_step(results: Sequence[Result]) -> str:
     if not results:
         return "Next: nothing has finished yet; try `coterie run quickstart`."
     compared = comparisons(results)[0]
-    others = [row for row in compared.rows if row.algorithm not in (REFERENCE, BOUND) and np.isfinite(row.mean)]
+    others = [
+        row
+        for row in compared.rows
+        if row.algorithm != REFERENCE and not row.algorithm.endswith(BOUND) and np.isfinite(row.mean)
+    ]
     alone = next((row for row in compared.rows if row.algorithm == REFERENCE and np.isfinite(row.mean)), None)
     if not others:
         return f"Next: let clients collaborate: `coterie run {compared.experiment} --algorithms local,fedavg`."

@@ -42,6 +42,7 @@ class Row:
     sent: float  # numbers up and down, mean over seeds
     broadcast: float
     seeds: tuple[int, ...]
+    train: float | None  # the models of `best` on training data, mean over seeds, where it was measured
 
     @property
     def mean(self) -> float:
@@ -73,7 +74,7 @@ class Comparison:
     @property
     def winner(self) -> Row | None:
         """The best of those that were not told the truth."""
-        fair = [r for r in self.rows if r.algorithm != BOUND and np.isfinite(r.mean)]
+        fair = [r for r in self.rows if not r.algorithm.endswith(BOUND) and np.isfinite(r.mean)]
         return (max if self.higher else min)(fair, key=lambda r: r.mean, default=None)
 
     @property
@@ -90,10 +91,11 @@ class Comparison:
     def foot(self) -> str:
         """How to read the numbers."""
         over = "mean ± std over seeds" if any(len(r.best) > 1 for r in self.rows) else "one seed"
+        also = "the same on training data, the difference, and " if self.trained else ""
         return (
             f"On {self.judged} data, mean over clients, {over}; each client's model of its best validation round, and "
-            "beside it that of the last round. Spread: std over clients. Better off: share of clients that do better "
-            "than alone. Numbers moved up and down: sent counts every copy, broadcast each distinct one once. "
+            f"beside it {also}that of the last round. Spread: std over clients. Better off: share of clients that do "
+            "better than alone. Numbers moved up and down: sent counts every copy, broadcast each distinct one once. "
             f"Split: {self.split}."
         )
 
@@ -101,7 +103,13 @@ class Comparison:
     def columns(self) -> list[str]:
         """The header."""
         named = title(self.main)
-        return ["algorithm", f"{named}", "last round", "spread", "worst client", "better off", "sent", "broadcast"]
+        trained = ["train", "gap"] * self.trained
+        return ["algorithm", named, *trained, "last round", "spread", "worst client", "better off", "sent", "broadcast"]
+
+    @property
+    def trained(self) -> bool:
+        """Whether training data were measured too."""
+        return any(row.train is not None for row in self.rows)
 
     def cells(self, row: Row) -> list[str]:
         """One row as text."""
@@ -109,6 +117,7 @@ class Comparison:
         return [
             row.name + (f" ({len(row.seeds)} seed{'s' * (len(row.seeds) > 1)})" if uneven else ""),
             _over_seeds(self.main, row.best),
+            *[NOTHING if v is None else value(self.main, v) for v in _gap(row)] * self.trained,
             _over_seeds(self.main, row.last),
             value(self.main, row.spread),
             value(self.main, row.worst),
@@ -224,6 +233,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
     rows = []
     for (algorithm, out), members in held.items():
         main = members[0]["about"]["main"]
+        trained = [r["train"][main] for r in members if r.get("train")]
         better = [share for r in members if (share := better_off(r, results)) is not None]
         rows.append(
             Row(
@@ -237,9 +247,15 @@ def _rows(results: Sequence[Result]) -> list[Row]:
                 sent=_mean([moved(r, "sent") for r in members]),
                 broadcast=_mean([moved(r, "broadcast") for r in members]),
                 seeds=tuple(r["seed"] for r in members),
+                train=_mean(trained) if trained else None,
             )
         )
     return rows
+
+
+def _gap(row: Row) -> tuple[float | None, float | None]:
+    """What a row's models reach on training data, and how much better that is than on those they are judged on."""
+    return row.train, None if row.train is None else row.train - row.mean
 
 
 def moved(result: Result, way: str) -> float:

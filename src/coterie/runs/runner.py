@@ -234,7 +234,7 @@ class _Run:
             rows, buffers = revealed(self.fleet, personal, averaged=self.algorithm.buffers == "averaged")
             models["last"] = named(self.fleet.keys, rows, buffers)
             models["best"] = named(self.fleet.keys, self.best.rows, self.best.buffers)
-        split = "test" if "test" in last else next(iter(last))
+        split = next(name for name in ("test", "validation", "train") if name in last)
         result = {
             "algorithm": self.label.algorithm,
             "seed": self.label.seed,
@@ -242,6 +242,7 @@ class _Run:
             "metrics": self.summary(self.best.measured[split], split),
             "last": self.summary(last[split], split),
             "validation": {m: float(v.nanmean()) for m, v in self.best.measured.get("validation", {}).items()},
+            "train": {m: float(v.nanmean()) for m, v in self.best.measured.get("train", {}).items()},
             "clients": {m: v.tolist() for m, v in self.best.measured[split].items()},
             "clients_last": {m: v.tolist() for m, v in last[split].items()},
             "best_round": self.best.round.tolist(),
