@@ -437,8 +437,11 @@ class Fleet(ABC):
 
     # ---- counting ----------------------------------------------------------------------------------------------------
 
-    def _charge(self, ask: Ask, answer: Answer) -> None:
-        """What this ask moved. `sent` goes pair by pair, a row that a client already got in this ask only once."""
+    def _charge(self, ask: Ask, answer: Answer, heard: Tensor | None = None) -> None:
+        """What this ask moved. `sent` goes pair by pair, a row that a client already got in this ask only once.
+
+        `heard` (default: all) are the pairs whose answers came.
+        """
         real = (ask.clients < self.n).nonzero().flatten()
         if len(real) < ask.m:
             if not len(real):
@@ -469,7 +472,7 @@ class Fleet(ABC):
                 if ask.give != "nothing":
                     up += squeezed if ask.columns is None else len(ask.columns)
                 for rider in (ask.pull, ask.drift):
-                    if rider is not None and not _is_start(rider, ask):
+                    if rider is not None and not is_start(rider, ask):
                         lone = torch.zeros(m, dtype=torch.long) if rider.rows.ndim == 1 else None
                         first, distinct = _distinct(rider.at if lone is None else lone, clients, m)
                         down += widths * first
@@ -484,7 +487,13 @@ class Fleet(ABC):
                 up += answer.outputs[0].numel()
             case Evaluate():
                 up += len(ask.metrics or self.task.metrics)
-        self.ledger.charge(ask.kind, clients, up, down, once, self.dtype.itemsize)
+        if heard is not None:
+            up *= heard[real].numpy()
+        self.ledger.charge(ask.kind, clients, up, down, once, self.dtype.itemsize, self._up_itemsize(ask))
+
+    def _up_itemsize(self, ask: Ask) -> int:
+        """Bytes of a number in an answer."""
+        return self.dtype.itemsize
 
 
 @contextmanager
@@ -495,7 +504,7 @@ def _seeded(key: int) -> Iterator[None]:
         yield
 
 
-def _is_start(rider: Pull | Drift, ask: Fit) -> bool:
+def is_start(rider: Pull | Drift, ask: Fit) -> bool:
     """Whether a pull is towards the very rows that training starts from, which travel anyway."""
     if isinstance(ask.models, Own) or isinstance(rider, Drift):
         return False

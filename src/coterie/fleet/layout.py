@@ -112,3 +112,9 @@ class Layout:
         if not spans:
             raise ModelError(f"no parameter below {part!r}: there are {', '.join(self.names)}")
         return torch.cat(spans)
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor]:
+    """What a module remembers beside its parameters; dropout keys are not memory."""
+    keys = {f"{name}.key" if name else "key" for name, m in module.named_modules() if isinstance(m, KeyedDropout)}
+    return {name: value for name, value in module.named_buffers() if name not in keys}

@@ -24,15 +24,16 @@ class Ledger:
         self._clients = clients
 
     def charge(self, kind: str, clients: NDArray[np.int64], up: NDArray[np.int64], down: NDArray[np.int64],
-               broadcast_down: int, itemsize: int) -> None:  # fmt: skip
-        """Add what each of these clients sent and was sent, in numbers."""
+               broadcast_down: int, itemsize: int, up_itemsize: int | None = None) -> None:  # fmt: skip
+        """Add what each of these clients sent and was sent, in numbers; those going up may have been rounded."""
+        up_itemsize = itemsize if up_itemsize is None else up_itemsize
         if kind not in self.sent:
             self.sent[kind] = np.zeros((self._clients, 4), dtype=np.int64)
             self.broadcast[kind] = np.zeros(4, dtype=np.int64)
-        step = np.stack([up, up * itemsize, down, down * itemsize], axis=1)
+        step = np.stack([up, up * up_itemsize, down, down * itemsize], axis=1)
         np.add.at(self.sent[kind], clients, step)
         total = int(up.sum())
-        self.broadcast[kind] += (total, total * itemsize, broadcast_down, broadcast_down * itemsize)
+        self.broadcast[kind] += (total, total * up_itemsize, broadcast_down, broadcast_down * itemsize)
 
     def totals(self) -> dict[str, Any]:
         """{"sent" | "broadcast": {"up" | "down": {"numbers", "bytes"}}} over all kinds and clients."""

@@ -19,7 +19,7 @@ from coterie.asks import NONFINITE, OK, Answer, Ask, Evaluate, Fit, Gradient, Lo
 from coterie.data.population import Population
 from coterie.fleet.base import FRESH, RECALIBRATION, RING, Fleet
 from coterie.fleet.compress import squeezed
-from coterie.fleet.layout import KeyedDropout
+from coterie.fleet.layout import KeyedDropout, buffers
 from coterie.tasks import logits_of
 
 _MASK = (1 << 64) - 1
@@ -52,7 +52,7 @@ class LoopFleet(Fleet):
         self._client_state: list[Kept] = [{} for _ in population.keys]
         self._permutations: dict[tuple[int, str, int], NDArray[np.int64]] = {}
         self._modules = [module.to(self.device) for module in self._modules]
-        self._fresh_buffers = [{k: v.clone() for k, v in _buffers(module).items()} for module in self._modules]
+        self._fresh_buffers = [{k: v.clone() for k, v in buffers(module).items()} for module in self._modules]
 
     def _kept(self) -> Kept:
         return {f"{c}/{k}": v for c, kept in enumerate(self._client_state) for k, v in kept.items()}
@@ -130,7 +130,7 @@ class LoopFleet(Fleet):
             with torch.no_grad(), _quiet_dropout(module):
                 for start in range(0, len(samples) - size + 1, size):
                     module(self._inputs(samples[start : start + size], None))
-            return {k: v.clone() for k, v in _buffers(module).items()}
+            return {k: v.clone() for k, v in buffers(module).items()}
         finally:
             for m, momentum in zip(norms, before, strict=True):
                 m.momentum = momentum
@@ -233,7 +233,7 @@ class LoopFleet(Fleet):
         reason = OK if math.isfinite(value) and bool(torch.isfinite(grad).all()) else NONFINITE
         after: Kept = {}
         if ask.track and reason == OK:
-            after = {f"buffers/{ask.memory}/{k}": v.clone() for k, v in _buffers(module).items()}
+            after = {f"buffers/{ask.memory}/{k}": v.clone() for k, v in buffers(module).items()}
             if epoch and ask.batch is not None:
                 after[mark] = torch.tensor(start + ask.batch)
         return grad, value, reason, after
@@ -387,7 +387,7 @@ class LoopFleet(Fleet):
             if ask.columns is not None:
                 layout.load(module, torch.where(fixed.to(self.device), before, layout.row(module)))
             total += float(loss.detach())
-        after = {f"buffers/{ask.memory}/{k}": v.clone() for k, v in _buffers(module).items()}
+        after = {f"buffers/{ask.memory}/{k}": v.clone() for k, v in buffers(module).items()}
         if epoch and plan.batch is not None:
             after[mark] = torch.tensor(first + steps * plan.batch)
         if plan.keep_optimiser:
@@ -412,7 +412,7 @@ class LoopFleet(Fleet):
         name = f"public/{ask.distil.inputs}"
         start = self._fresh_start(c, name, len(public), place, draw)
         chosen = self._stream(c, name, len(public), start, True, range(step * b, (step + 1) * b))
-        before = {k: v.clone() for k, v in _buffers(module).items()}
+        before = {k: v.clone() for k, v in buffers(module).items()}
         with _own_randomness():
             self._dropout(module, c, place, draw, step)
             mine = logits_of(module(self._public(ask.distil.inputs)[chosen])).softmax(-1)
@@ -472,12 +472,6 @@ class LoopFleet(Fleet):
 
 def _stack(rows: list[Tensor], width: int, fleet: LoopFleet) -> Tensor:
     return torch.stack(rows) if rows else torch.zeros(0, width, dtype=fleet.dtype, device=fleet.device)
-
-
-def _buffers(module: nn.Module) -> Kept:
-    """What a module remembers beside its parameters; dropout keys are not memory."""
-    keys = {f"{name}.key" if name else "key" for name, m in module.named_modules() if isinstance(m, KeyedDropout)}
-    return {name: value for name, value in module.named_buffers() if name not in keys}
 
 
 def _rider_row(rows: Tensor, at: Tensor | None, pair: int) -> Tensor:

@@ -1,0 +1,1 @@
+"""A site of a deployment: its data, what it allows, what it keeps, and how it answers."""
