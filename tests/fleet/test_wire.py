@@ -32,6 +32,7 @@ from coterie.fleet import wire
 KEYS = ("a", "b", "site 3", "ü/x")
 D = 5
 CPU = torch.device("cpu")
+NONE = torch.empty(0, dtype=torch.long)
 
 
 def matrix(rows: int, seed: int = 0, width: int = D) -> Tensor:
@@ -152,9 +153,9 @@ def test_an_answer_arrives_whole_and_rounding_is_as_small_as_its_type_says(preci
     rows = matrix(3, 5) * torch.tensor([[1e-3], [1.0], [1e2]], dtype=torch.float64)
     answer = Answer(torch.zeros(3, dtype=torch.int8), rows=rows, loss=torch.rand(3, dtype=torch.float64))
     arrays: wire.Arrays = {}
-    wire.write_answer(ask, answer, arrays, "0", precision)
+    wire.write_answer(ask, answer, arrays, "0", precision, NONE)
     _, got = wire.unseal(wire.seal({}, arrays), 1 << 20)
-    back = wire.read_answer(ask, wire.expected(ask, D, torch.float64), got, "0", precision)
+    back = wire.read_answer(ask, wire.expected(ask, D, torch.float64), got, "0", precision, NONE)
     assert torch.equal(back.loss, answer.loss)
     worst = {"full": 0, "float32": 2**-24, "bfloat16": 2**-8, "float16": 2**-10, "int8": 0.5 / 127 + 1e-6}[precision]
     error = (back.rows - rows).abs().amax(1) / rows.abs().amax(1)
@@ -170,8 +171,8 @@ def test_values_that_are_not_finite_are_zero_and_not_ok_and_spoil_only_their_own
         torch.zeros(3, dtype=torch.int8), sums=sums, weight=torch.ones(2).double(), loss=torch.ones(3).double()
     )
     arrays: wire.Arrays = {}
-    wire.write_answer(ask, answer, arrays, "0", "full")
-    back = wire.read_answer(ask, wire.expected(ask, D, torch.float64), arrays, "0", "full")
+    wire.write_answer(ask, answer, arrays, "0", "full", NONE)
+    back = wire.read_answer(ask, wire.expected(ask, D, torch.float64), arrays, "0", "full", NONE)
     assert back.ok.tolist() == [False, False, True]
     assert not back.sums[0].any()
     assert back.weight.tolist() == [0, 1]
@@ -195,10 +196,10 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused(spoil: Any) -> None
     ask = Gradient(torch.tensor([0, 1]), matrix(2), 4)
     arrays: wire.Arrays = {}
     answer = Answer(torch.zeros(2, dtype=torch.int8), rows=matrix(2), loss=torch.zeros(2).double())
-    wire.write_answer(ask, answer, arrays, "0", "full")
+    wire.write_answer(ask, answer, arrays, "0", "full", NONE)
     spoil(arrays)
     with pytest.raises(wire.WireError):
-        wire.read_answer(ask, wire.expected(ask, D, torch.float64), arrays, "0", "full")
+        wire.read_answer(ask, wire.expected(ask, D, torch.float64), arrays, "0", "full", NONE)
 
 
 @settings(max_examples=200, deadline=None)

@@ -19,6 +19,7 @@ from coterie.asks import (
     NONFINITE,
     OK,
     REFUSED,
+    Compress,
     Evaluate,
     Fit,
     Gradient,
@@ -517,6 +518,39 @@ def test_rounded_answers_are_cheaper_in_the_ledger_and_close() -> None:
         totals = remote.ledger.totals()["sent"]
         assert totals["up"] == {"numbers": 2 * remote.d, "bytes": 2 * remote.d * size}
         assert totals["down"]["bytes"] == 2 * remote.d * 8
+
+
+@pytest.mark.parametrize("give", ["rows", "sum"])
+@pytest.mark.parametrize("share_seed", [True, False])
+@pytest.mark.parametrize(
+    "how", [Compress("topk", 0.2), Compress("quantise", bits=3), Compress("quantise", bits=11), Compress("sketch", 0.5)]
+)
+def test_what_travels_compressed_arrives_as_in_the_loop_and_is_as_many_bytes_as_the_ledger_says(
+    how: Compress, give: str, share_seed: bool
+) -> None:
+    loop, remote = LoopFleet(PEOPLE, seed=4, dtype=torch.float64), fleet()
+    transport: Any = remote.transport
+    for i in range(PEOPLE.n):
+        transport.here[f"node-{i}"].share_seed = share_seed
+    bytes_up = []
+
+    def count(address: str, block: bytes, answer: Callable[[bytes], bytes]) -> Reply:
+        reply = answer(block)
+        arrays = wire.unseal(reply, 1 << 30)[1]
+        bytes_up.append(sum(v.nbytes for k, v in arrays.items() if "/rows/" in k or "/sums/" in k))
+        return Reply(reply)
+
+    transport.on_way = count
+    ask = Gradient(loop.everyone, loop.initial(), compress=how)  # whole splits: the same for every seed of draws
+    if give == "sum":
+        ask = replace(ask, give="sum", into=torch.tensor([1, 0, 0, 1]), weights=torch.tensor([1.0, 2, 3, 4]))
+    loop.begin(0)
+    alike([remote.ask(ask)], [loop.ask(ask)])
+    up = remote.ledger.totals()["sent"]["up"]
+    assert loop.ledger.totals()["sent"]["up"] == up
+    assert up["bytes"] - 8 * PEOPLE.n < sum(bytes_up) <= up["bytes"]  # a row's last number may be partly filled
+    fit = Fit(loop.everyone, loop.initial(), Plan(steps=2, batch=None, lr=0.1), compress=how)
+    alike([remote.ask(fit)], [loop.ask(fit)])
 
 
 def test_settings_without_a_meaning_are_refused() -> None:

@@ -92,6 +92,16 @@ class _Heard:
     met: dict[str, bool] = field(default_factory=dict)  # address → whether it was accepted
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What of a phase's ask goes to one site."""
+
+    number: int  # of the ask in its phase
+    place: int  # of the ask in its round
+    pairs: Tensor  # which of its pairs
+    ask: Ask  # about them
+
+
 class RemoteFleet(Fleet):
     """Clients at sites that a transport reaches. `population` declares them: see `declared`.
 
@@ -286,7 +296,7 @@ class RemoteFleet(Fleet):
         """The answers to asks about clients who are all there."""
         means = self._averaged_buffers([ask for ask, _ in asks], head)
         homes = sorted({self._heard.home[c] for ask, _ in asks for c in ask.clients.tolist()})
-        parts: dict[str, list[tuple[int, Tensor, Ask]]] = {}  # address → (which ask, which pairs, the ask there)
+        parts: dict[str, list[_Part]] = {}
         blocks = {}
         for address in homes:
             mine = torch.tensor([self._heard.home.get(c) == address for c in range(len(self.population.keys))])
@@ -302,20 +312,18 @@ class RemoteFleet(Fleet):
                 )
                 if isinstance(ask, Gradient) and ask.give == "sum":
                     told[-1]["among"] = [self.population.keys[c] for c in ask.clients.tolist()]
-                parts[address].append((k, pairs, there))
+                parts[address].append(_Part(k, place, pairs, there))
             blocks[address] = wire.seal({**self._signed(), **head, "asks": told, "precision": self.precision}, arrays)
         replies = self.transport.exchange(blocks)
         gathered = [_Gathered(self, ask, place) for ask, place in asks]
         for address in homes:
             to = [head["round"], head.get("opening", -1), head.get("phase", 0)]
             answers = self._heard_from(address, replies.get(address, Reply(reason=LATE)), parts[address], to)
-            for (k, pairs, there), answer in zip(parts[address], answers, strict=True):
-                gathered[k].take(pairs, there, answer)
+            for part, answer in zip(parts[address], answers, strict=True):
+                gathered[part.number].take(part.pairs, part.ask, answer)
         return [each.answer() for each in gathered]
 
-    def _heard_from(
-        self, address: str, reply: Reply, parts: Sequence[tuple[int, Tensor, Ask]], to: list[int]
-    ) -> list[Answer | int]:
+    def _heard_from(self, address: str, reply: Reply, parts: Sequence[_Part], to: list[int]) -> list[Answer | int]:
         """A site's answers, or the reason why there are none."""
         if reply.reason != OK:
             return [reply.reason] * len(parts)
@@ -327,19 +335,20 @@ class RemoteFleet(Fleet):
             if head.get("to") != to:
                 raise WireError("it answers another message")
             found: list[Answer | int] = []
-            for k, _, ask in parts:
-                what = self._expected(ask)
-                found.append(wire.read_answer(ask, what, arrays, str(k), self.precision))
+            for part in parts:
+                keys = wire.hash_keys(part.ask, self._client_keys, self.t, part.place)
+                what = self._expected(part.ask)
+                found.append(wire.read_answer(part.ask, what, arrays, str(part.number), self.precision, keys))
             return found
         except (CoterieError, RuntimeError, OverflowError) as error:
             self.tell(f"the answer from {address} is malformed: {error}")
             return [MALFORMED] * len(parts)
 
-    def _most(self, parts: Sequence[tuple[int, Tensor, Ask]]) -> int:
+    def _most(self, parts: Sequence[_Part]) -> int:
         """Bytes that a reply may have: what was asked for, and some framing."""
         numbers = 0
-        for _, _, ask in parts:
-            numbers += sum(torch.Size(shape).numel() for _, shape in self._expected(ask).fields.values())
+        for part in parts:
+            numbers += sum(torch.Size(shape).numel() for _, shape in self._expected(part.ask).fields.values())
         return min(LARGEST, 8 * numbers + (1 << 20))
 
     def _expected(self, ask: Ask) -> wire.Expected:
@@ -400,7 +409,8 @@ class RemoteFleet(Fleet):
         return self._sent([(ask, -1)], self._open)[0]
 
     def _up_itemsize(self, ask: Ask) -> int:
-        if self.precision == "full" or isinstance(ask, (Loss, Evaluate)):
+        squeezed = isinstance(ask, (Gradient, Fit)) and ask.compress is not None
+        if self.precision == "full" or squeezed or isinstance(ask, (Loss, Evaluate)):
             return self.dtype.itemsize
         return wire.PRECISIONS[self.precision].itemsize
 

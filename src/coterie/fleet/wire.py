@@ -21,11 +21,13 @@ from safetensors.torch import load as decode
 from safetensors.torch import save as encode
 from torch import Tensor
 
+from coterie import draws
 from coterie.asks import (
     NONFINITE,
     OK,
     Answer,
     Ask,
+    Compress,
     Distil,
     Drift,
     Evaluate,
@@ -39,6 +41,7 @@ from coterie.asks import (
 )
 from coterie.errors import CoterieError
 from coterie.fleet.base import is_start
+from coterie.fleet.compress import packed, packing, unpacked
 from coterie.fleet.reduce import finite, zeroed
 from coterie.settings import build
 
@@ -150,6 +153,8 @@ def write_ask(ask: Ask, keys: Sequence[str], arrays: Arrays, name: str) -> dict[
         if ask.give == "gram":
             head["give"] = "rows"  # inner products of several sites are the asker's to form
         head["outputs"] = ask.outputs if ask.give == "sum" else None
+    if isinstance(ask, (Gradient, Fit)):
+        head["compress"] = None if ask.compress is None else asdict(ask.compress)
     if isinstance(ask, Evaluate):
         head["metrics"] = None if ask.metrics is None else list(ask.metrics)
     if isinstance(ask, Fit):
@@ -193,6 +198,8 @@ def read_ask(
         values["outputs"] = field(head, "outputs", int, type(None))
         if values["outputs"] is not None and not 0 <= values["outputs"] <= m:
             raise WireError("a sum has at most one output per pair")
+    if kind in (Gradient, Fit) and (how := field(head, "compress", dict, type(None))) is not None:
+        values["compress"] = build(Compress, how, "compress")
     if kind is Evaluate:
         metrics = values["metrics"]
         if metrics is not None and not all(isinstance(metric, str) for metric in metrics):
@@ -329,13 +336,39 @@ def _columns_suffice(ask: Fit) -> bool:
     return ask.give == "update" or isinstance(ask.models, Tensor)
 
 
-def write_answer(ask: Ask, answer: Answer, arrays: Arrays, name: str, precision: Precision) -> None:
-    """Add an answer's arrays under the name."""
+def hash_keys(ask: Ask, clients: Sequence[int], t: int, place: int) -> Tensor:
+    """By what the rows of an answer are hashed where they travel compressed: known to both sides."""
+    keys = torch.tensor([clients[c] for c in ask.clients.tolist()])
+    for counter in (draws.name("compress"), t, place):
+        keys = draws.fold(keys, counter)
+    draw = getattr(ask, "draw", None)
+    return draws.fold(keys, 0 if draw is None else draw)
+
+
+def _squeezed(ask: Ask) -> Compress | None:
+    """How rows travel compressed: not where several are in one sum, nor where few columns travel anyway."""
+    if not isinstance(ask, (Gradient, Fit)) or ask.compress is None or ask.compress.kind == "none":
+        return None
+    if isinstance(ask, Fit):
+        return None if ask.columns is not None else ask.compress
+    alone = ask.into is None or len(set(ask.into.tolist())) == ask.m == ask.outputs
+    return ask.compress if alone else None
+
+
+def _by_output(ask: Ask, keys: Tensor) -> Tensor:
+    return keys[torch.argsort(ask.into)] if isinstance(ask, Gradient) and ask.into is not None else keys
+
+
+def write_answer(ask: Ask, answer: Answer, arrays: Arrays, name: str, precision: Precision, keys: Tensor) -> None:
+    """Add an answer's arrays under the name; `keys` are its `hash_keys`."""
+    how = _squeezed(ask)
     arrays[f"{name}/reason"] = answer.reason.to(torch.int8)
     if isinstance(ask, Fit) and ask.columns is not None and ask.give != "nothing" and _columns_suffice(ask):
         answer = replace(answer, rows=answer.rows[:, ask.columns.to(answer.rows.device)])
     for each, value in _values(answer).items():
-        if each in ("rows", "sums", "outputs"):
+        if how is not None and each in ("rows", "sums"):
+            arrays |= {f"{name}/{each}/{k}": v for k, v in packed(value.cpu(), how, _by_output(ask, keys)).items()}
+        elif each in ("rows", "sums", "outputs"):
             _write_rounded(value, arrays, f"{name}/{each}", precision)
         else:
             arrays[f"{name}/{each}"] = value
@@ -347,14 +380,20 @@ def _values(answer: Answer) -> Arrays:
     return found | {f"metrics/{metric}": value for metric, value in answer.metrics.items()}
 
 
-def read_answer(ask: Ask, what: Expected, arrays: Arrays, name: str, precision: Precision) -> Answer:
+def read_answer(ask: Ask, what: Expected, arrays: Arrays, name: str, precision: Precision, keys: Tensor) -> Answer:
     """An answer whose arrays are what was asked for; pairs whose values are not finite are not ok, and zero."""
     reason = array(arrays, f"{name}/reason", torch.int8, ask.m)
     if len(reason) and not (0 <= int(reason.min()) and int(reason.max()) <= 5):
         raise WireError(f"{name} has an unknown reason")
     values: Arrays = {}
+    how = _squeezed(ask)
     for each, (dtype, shape) in what.fields.items():
-        if each in what.rounded:
+        if how is not None and each in ("rows", "sums"):
+            m, width = shape
+            parts = {k: array(arrays, f"{name}/{each}/{k}", *fits[:1], *fits[1])
+                     for k, fits in packing(how, m, width, dtype).items()}  # fmt: skip
+            values[each] = unpacked(parts, how, width, _by_output(ask, keys), dtype)
+        elif each in what.rounded:
             values[each] = _read_rounded(arrays, f"{name}/{each}", dtype, shape, precision)
         else:
             values[each] = array(arrays, f"{name}/{each}", dtype, *shape)

@@ -23,6 +23,7 @@ from coterie.asks import Answer, Ask, Fit, Gradient, Loss, Own
 from coterie.data.population import SPLITS, Population
 from coterie.errors import CoterieError, SettingError
 from coterie.fleet import wire
+from coterie.fleet.compress import squeezed
 from coterie.fleet.loop import Kept, LoopFleet
 from coterie.fleet.remote import identity, secret_seed
 from coterie.fleet.wire import Arrays, WireError
@@ -112,14 +113,22 @@ class _Clients(LoopFleet):
     """A loop over the site's clients, whose draws are the site's own where it has a secret."""
 
     means: Arrays
+    known: list[int]
 
     def __init__(self, population: Population, secret: bytes | None, **settings: Any) -> None:
         super().__init__(population, **settings)
         self.means = {}
+        self.known = self._client_keys  # to everyone, as the run's seed is
         if secret is not None:
             own = secret_seed(secret)
             self._client_keys = [draws.fold_int(draws.name(key), own) for key in population.keys]
             self._ids = torch.tensor(self._client_keys)
+
+    def _squeezed(self, ask: Gradient | Fit, pair: int, row: Tensor, place: int) -> Tensor:
+        if ask.compress is None:
+            return row
+        key = wire.hash_keys(ask, self.known, self.t, place)[pair : pair + 1]
+        return squeezed(row[None].cpu(), ask.compress, key)[0].to(row.device)
 
     def _buffers_of(self, ask: Ask, pair: int, row: Tensor) -> Kept:
         if getattr(ask, "buffers", "personal") != "averaged":
@@ -193,7 +202,7 @@ class Site:
         for name, place, ask, among in asks:
             answer = self._guarded(clients, ask, Leaving(ask, self._keys(ask), run, t, place, among))
             mine: Arrays = {}
-            wire.write_answer(ask, answer, mine, name, precision)
+            wire.write_answer(ask, answer, mine, name, precision, wire.hash_keys(ask, clients.known, t, place))
             lines.append(_line(ask, self._keys(ask), place, mine))
             answers |= mine
         if not watch:
@@ -283,9 +292,9 @@ class Site:
         guard = self.guard
         if guard is None or not (isinstance(ask, Gradient) or (isinstance(ask, Fit) and ask.give != "nothing")):
             return clients._one(ask, what.place, metered=False)
-        plain = replace(ask, give="rows", into=None, outputs=None, weights=None, sketch=None) if (
-            isinstance(ask, Gradient)
-        ) else ask  # fmt: skip
+        plain = replace(ask, compress=None)
+        if isinstance(plain, Gradient):
+            plain = replace(plain, give="rows", into=None, outputs=None, weights=None, sketch=None)
         answer = clients._one(plain, what.place, metered=False)
         good = answer.ok[:, None]
         start = torch.zeros(())
@@ -294,7 +303,10 @@ class Site:
                 ask.clients, ask.models, replace(ask.plan, steps=0, epochs=None), at=ask.at, give="rows", track=False
             )
             start = clients._one(looked, what.place, metered=False).rows  # what leaves is start + a guarded update
-        rows = (start + guard.rows(what, answer.rows - start)).where(good, 0)
+        rows = start + guard.rows(what, answer.rows - start)
+        rows = torch.stack([clients._squeezed(ask, pair, row, what.place) for pair, row in enumerate(rows)]).where(
+            good, 0
+        )
         if not isinstance(ask, Gradient):
             return replace(answer, rows=rows)
         if ask.give == "sum":
