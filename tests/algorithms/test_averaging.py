@@ -85,6 +85,29 @@ def test_fedavg_averages_by_data_over_those_who_answered(weighted: bool, away: i
     torch.testing.assert_close(result, rows([x] * 4), rtol=0, atol=1e-9)
 
 
+def test_with_a_share_a_round_is_of_those_drawn() -> None:
+    fleet = StackedFleet(classes(groups=GROUPS), seed=5, dtype=torch.float64)
+    party = Participation(fleet, Stay(((fleet.keys[1], 4, None),)))
+    algo = make("fedavg", {"plan": PLAN, "share": 0.5})
+    state, x = algo.init(party), modules(fleet)[0]
+    asked: list[tuple[int, ...]] = []
+    for t in range(10):
+        party.begin(t)
+        before = fleet.ledger.totals()["sent"]["up"]["numbers"]
+        state, info = algo.round(party, state)
+        who = info.ok.nonzero().flatten().tolist()
+        asked.append(tuple(who))
+        assert len(who) == 2  # half of four, and half of three rounded up
+        assert t >= 4 or 1 not in who
+        assert fleet.ledger.totals()["sent"]["up"]["numbers"] - before == 2 * fleet.d
+        trained = [copy.deepcopy(x) for _ in who]
+        for i, module in zip(who, trained, strict=True):
+            train(module, i, fleet)
+        x = average(trained, [float(len(fleet.population.index["train"][i])) for i in who])
+        torch.testing.assert_close(state.x, rows([x])[0], rtol=0, atol=1e-9)
+    assert len(set(asked)) > 3
+
+
 def test_fine_tuning_goes_on_alone_from_the_global_model() -> None:
     fleet, result = learned("finetuned_fedavg", finetune=0.5)
     x = modules(fleet)[0]

@@ -117,3 +117,13 @@ def test_two_opposite_groups_keep_apart_where_one_model_cannot() -> None:
 def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="lam is at least 0"):
         make("ditto", {"lam": -1.0})
+
+
+def test_a_share_trains_the_global_model_and_everyone_its_own() -> None:
+    ditto, fedavg, local = (StackedFleet(classes(), seed=5, dtype=torch.float64) for _ in range(3))
+    mine, state = learn(ditto, "ditto", lam=0.0, share=0.5)
+    common, _ = learn(fedavg, "fedavg", share=0.5)
+    alone, _ = learn(local, "local")
+    torch.testing.assert_close(state.w, common[0], rtol=0, atol=1e-12)  # type: ignore[attr-defined]
+    torch.testing.assert_close(mine, alone, rtol=0, atol=1e-12)
+    assert ditto.ledger.totals()["sent"]["up"]["numbers"] == fedavg.ledger.totals()["sent"]["up"]["numbers"]

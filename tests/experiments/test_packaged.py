@@ -5,9 +5,12 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coterie import cli
+from coterie.data import sources
+from coterie.data.dataset import Dataset
 from coterie.experiments import reader
 
 
@@ -27,3 +30,27 @@ def test_every_experiment_runs_at_smoke_scale(name: str, tmp_path: Path, monkeyp
         assert math.isfinite(result["metrics"]["loss"])
         assert 0 <= result["metrics"].get("accuracy", 0) <= 1
         assert result["ledger"]["sent"]["up"]["numbers"] > 0 or result["algorithm"] == "local"
+
+
+@pytest.mark.parametrize("name", ["scool-noniid", "scool-sbm"])
+@pytest.mark.parametrize(("scale", "side"), [("paper-cifar100", 32), ("paper-mini-imagenet", 84)])
+def test_scools_other_data_sets_are_dealt_as_the_paper_has_it(
+    name: str, scale: str, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = np.concatenate([np.repeat(np.arange(100), 500), np.repeat(np.arange(100), 100)])
+    images = np.broadcast_to(np.zeros((1, 3, side, side), np.uint8), (60_000, 3, side, side))
+    facts = {"mean": [0.5] * 3, "std": [0.2] * 3}
+    found = Dataset(scale, images, labels, 50_000, tuple(map(str, range(100))), None, facts)
+    monkeypatch.setattr(sources, "load", lambda name, **_: found)
+    experiment = reader.read(name, scale=scale)
+    assert experiment.given["population"]["data"] in scale
+    people = experiment.population(0)
+    labels_of = [set(labels[people.index["train"][i].numpy()]) for i in range(100)]
+    assert people.n == 100
+    assert all(len(held) == 10 for held in labels_of)
+    assert set((people.sizes("train") + people.sizes("validation")).tolist()) == {500}
+    assert set(people.sizes("test").tolist()) == {1_000}
+    same = [[a == b for b in labels_of] for a in labels_of]
+    assert (np.array(same).sum(1) == (10 if name == "scool-sbm" else 1)).all()
+    out = people.make(0)(people.transform(people.inputs[:2]))
+    assert out.shape == (2, 100)

@@ -6,7 +6,8 @@
 The global model follows gradients taken at itself: without the pull this is FedAvg and Local side by side. v_i starts
 as the shared initial model, lives at the client and never travels; a client that is absent keeps it. The two models
 have buffers, momentum and places in the stream of their own. One plan serves both parts, but for the rate η and the
-steps of the personal one, where they are given.
+steps of the personal one, where they are given. With a `share` only so many, drawn each round, train the global model;
+everyone trains its own.
 
 Travels: up m·d, down 2·m·d; phases 1; graphs 2; rows n.
 (The ledger counts w once for each of the two asks; in one message it could go once.)
@@ -16,12 +17,13 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from coterie.algorithm import Algorithm, Info
-from coterie.algorithms.fedavg import shares
+from coterie.algorithm import Algorithm, Info, per_client
+from coterie.algorithms.fedavg import drawn, shares
 from coterie.asks import Fit, Own, Plan, Pull
 from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
 from coterie.graph.projections import row_normalised
+from coterie.settings import real
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,13 @@ class Ditto(Algorithm):
     personal_lr: float | None = None  # η; default: the plan's
     personal_steps: int | None = None  # default: the plan's
     weighted: bool = True  # the global model by the clients' amounts of data, else equally
+    share: float = 1.0  # part of the clients that trains the global model in a round
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         if not 0 <= self.lam < float("inf"):
             raise SettingError(f"lam is at least 0 and finite, not {self.lam}")
+        real("share", self.share, 0, 1)
         self.personal_plan(0)  # a plan checks itself
 
     def init(self, fleet: Fleet) -> DittoState:
@@ -60,11 +64,13 @@ class Ditto(Algorithm):
             give="nothing",
             pull=Pull(state.w, self.lam),
         )
-        personal, common = fleet.ask(mine, Fit(fleet.everyone, state.w, self.plan.at(fleet.t), give="update"))
-        p = shares(fleet, common.ok, self.weighted)
-        w = state.w + p.to(common.rows) @ common.rows
+        who = drawn(fleet, self.share)
+        personal, common = fleet.ask(mine, Fit(who, state.w, self.plan.at(fleet.t), give="update"))
+        p = shares(fleet, per_client(fleet.n, who, common.ok), self.weighted)
+        w = state.w + p[who].to(common.rows) @ common.rows
         graph = row_normalised(p.expand(fleet.n, -1))
-        return DittoState(w), Info(graph, personal.ok & common.ok, personal.loss)
+        failed = per_client(fleet.n, who, ~common.ok)
+        return DittoState(w), Info(graph, personal.ok & ~failed, personal.loss)
 
     def personal_plan(self, t: int) -> Plan:
         """The plan of the personal part in round t."""

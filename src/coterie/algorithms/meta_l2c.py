@@ -8,7 +8,7 @@ with weights that an encoder shared by all makes of how alike their models have 
 
 Only first derivatives are needed: ∂L_i/∂w_ij = −⟨∇L_i(θ_i − Σ w Δ), Δ_j⟩, so a client sends one gradient, and the rest
 is the encoder's own. A round takes `updates` steps of φ by Adam, a phase each, then mixes with the last weights.
-After `warmup` rounds everyone keeps the share `budget` of the others with the largest weights and takes from those only.
+After `warmup` rounds everyone keeps the share `budget` of the others that weigh most, and takes from those only.
 
 E and u are those of SCooL's attention prior: see coterie.graph.encoder. (Theirs has one for each layer; L2C without
 "meta" learns the weights themselves.) Experiments choose their best round on the same validation data.
