@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 data = typer.Typer(no_args_is_help=True, help="Real data sets: fetch them once, use them offline.")
 app.add_typer(data, name="data")
+site = typer.Typer(no_args_is_help=True, help="A real site: its data, what it approves, and its node.")
+app.add_typer(site, name="site")
 
 Which = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A name from `coterie list`, or FILE.toml.")]
 Scale = Annotated[str | None, typer.Option(help="One of the experiment's scales: paper, medium, small, smoke.")]
@@ -31,6 +33,7 @@ Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="A new folder for the record.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON.")]
 Tuned = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings that `coterie sweep` chose.")]
+Place = Annotated[Path, typer.Argument(metavar="SITE", help="The site's folder.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders that `coterie run` wrote.")]
 
 
@@ -75,7 +78,58 @@ def resume(
     _writable(json)
     study = Study.find(folder)
     only = None if folder.resolve() == study.out.resolve() else [folder.resolve().parent.name]
+    if hasattr(study, "serve"):
+        _serve(study, json)
+        return
     _go(study, json, only)
+
+
+@app.command()
+def serve(
+    which: Which,
+    scale: Scale = None,
+    algorithms: Algorithms = None,
+    seeds: Seeds = None,
+    sets: Sets = None,
+    tuned: Tuned = None,
+    device: Device = "cpu",
+    out: Out = None,
+    json: Json = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Where to listen.")] = 9092,
+    certificates: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With ca.crt, server.pem and server.key; needed off this machine."),
+    ] = None,
+    known_nodes: Annotated[bool, typer.Option("--known-nodes", help="Only nodes whose keys are registered.")] = False,
+    least: Annotated[int | None, typer.Option(help="Begin when so many clients are there; default: all.")] = None,
+    patience: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for them.")] = 3600.0,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a phase may take.")] = 600.0,
+    precision: Annotated[str, typer.Option(help="Of rows on their way up: full, float32, bfloat16, int8 …")] = "full",
+    only_print: Annotated[bool, typer.Option("--print", help="Prepare and print the commands, start nothing.")] = False,
+) -> None:
+    """Run an experiment with real sites, behind Flower; the same algorithms, and the same record."""
+    from coterie.fleet import flower
+    from coterie.runs.served import Served, Serving
+    from coterie.settings import build
+
+    flower.needed()
+    experiment = _read(which, scale, algorithms, seeds, sets, tuned)
+    _writable(json)
+    link: dict[str, Any] = {"host": host, "port": port, "known_nodes": known_nodes}
+    for name, file in (("ca", "ca.crt"), ("certificate", "server.pem"), ("key", "server.key")):
+        if certificates is not None:
+            link[name] = str(_there("--certificates", certificates / file))
+    how = {"least": least, "patience": patience, "deadline": deadline, "precision": precision, "link": link}
+    serving = build(Serving, how, "serve")
+    command = shlex.join(["coterie", *sys.argv[1:]])
+    study = Served.prepared(experiment, out, serving, device=_device(device), command=command)
+    typer.echo(f"for the sites: {study.out / 'experiment.toml'}, hash {study.hash}")
+    if only_print:
+        study.ready()
+        typer.echo("\n".join(map(str, study.commands())))
+        return
+    _serve(study, json)
 
 
 @app.command("list")
@@ -218,6 +272,87 @@ def get(
     typer.echo(fetch(name, source, path))
 
 
+@site.command("prepare")
+def prepare(
+    folder: Place,
+    which: Annotated[str, typer.Option("--experiment", metavar="FILE.toml", help="As the server gave it.")],
+    client: Annotated[str, typer.Option(help="The name that the experiment declares; it never changes.")],
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="A table with a header line.")] = None,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder per class.")] = None,
+    tensors: Annotated[Path | None, typer.Option(metavar="FILE", help="safetensors with inputs and targets.")] = None,
+    loader: Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Your own function.")] = None,
+) -> None:
+    """Read and check a client's data, and make them ready; again for each client that lives at this site."""
+    from coterie.experiments import reader
+    from coterie.sites.folder import SiteFolder
+
+    given = {"csv": csv, "images": images, "tensors": tensors, "loader": loader}
+    chosen = {kind: str(source) for kind, source in given.items() if source is not None}
+    if len(chosen) != 1:
+        raise SettingError("give one of --csv, --images, --tensors and --loader")
+    ((kind, source),) = chosen.items()
+    found = SiteFolder.prepare(folder, reader.read(which), client, kind, source)
+    _facts(client, found.facts)
+    _approval(SiteFolder(folder))
+
+
+@site.command("check")
+def check(folder: Place) -> None:
+    """Read the data anew: are they as declared, and as they were when they were prepared?"""
+    from coterie.sites.folder import SiteFolder
+
+    here = SiteFolder(folder)
+    for client, found in here.check().items():
+        _facts(client, found.facts)
+    _approval(here)
+
+
+@site.command("approve")
+def approve(
+    folder: Place, mark: Annotated[str, typer.Argument(metavar="HASH", help="Of the experiment that was read.")]
+) -> None:
+    """Agree to the experiment in the folder, by its hash; a site answers no other."""
+    from coterie.sites.folder import SiteFolder
+
+    SiteFolder(folder).approve(mark)
+    _approval(SiteFolder(folder))
+
+
+@site.command("join")
+def join(
+    folder: Place,
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Flower's server.")],
+    port: Annotated[int, typer.Option(help="A free port of this machine, for Flower's own processes.")] = 9094,
+    ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate by which the server is known.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This node's private key, if keys are checked.")
+    ] = None,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the command, start nothing.")] = False,
+) -> None:
+    """Start this site's node and answer until it is stopped; what it answers is in SITE/log.jsonl."""
+    import os
+
+    from coterie.fleet import flower
+    from coterie.sites.folder import PROGRAMS, SiteFolder
+
+    flower.needed()
+    here = SiteFolder(folder)
+    if here.settings.approved != here.hash:
+        raise SettingError(
+            f"not approved yet: read {folder / 'experiment.toml'}, then coterie site approve {folder} HASH"
+        )
+    command = flower.supernode(
+        server, folder, folder / "flower", port=port, programs=folder / PROGRAMS,
+        ca="" if ca is None else str(_there("--ca", ca)), key="" if key is None else str(_there("--key", key)),
+    )  # fmt: skip
+    typer.echo(command)
+    if not only_print:
+        sys.stdout.flush()
+        os.execvpe(command.words[0], command.words, command.environment)
+
+
 # ---- what commands share ---------------------------------------------------------------------------------------------
 
 
@@ -321,6 +456,45 @@ def _go(study: "Study", json: Path | None, only: Sequence[str] | None = None) ->
     drawn = figures.draw(study.out)
     typer.echo(f"record: {study.out}   figures: {', '.join(str(p.relative_to(study.out)) for p in drawn)}")
     typer.echo(f"next: {_next(study)}")
+
+
+def _serve(study: Any, json: Path | None) -> None:
+    """Start Flower's commands, show them, and wait; then show what came out."""
+    from coterie.report import tables
+
+    typer.echo("\n".join(map(str, study.commands())))
+    with _listening() as (_, stop):
+        finished = study.serve(stop)
+    results = study.results()
+    if stop.is_set():
+        _paused(f"go on with `coterie resume {study.out}`", stop.exit_code)
+    if not finished:
+        raise RecordError(f"not all runs are finished, {study.out / 'server' / 'server.log'} says why; "
+                          f"go on with `coterie resume {study.out}`")  # fmt: skip
+    _console().print(tables.table(tables.collect([study.out])))
+    if json is not None:
+        _json(json, study.experiment.name, study.experiment.scale, results)
+    typer.echo(f"record: {study.out}")
+
+
+def _there(option: str, path: Path) -> Path:
+    if not path.is_file():
+        raise SettingError(f"{option}: there is no file {path}")
+    return path.absolute()
+
+
+def _facts(client: str, facts: dict[str, Any]) -> None:
+    for name, value in facts.items():
+        told = ", ".join(f"{k} {v}" for k, v in value.items()) or "none" if isinstance(value, dict) else value
+        typer.echo(f"{client}: {name}: {told}")
+
+
+def _approval(here: Any) -> None:
+    if here.settings.approved == here.hash:
+        typer.echo(f"approved: {here.hash}; next: coterie site join {here.folder} HOST:PORT")
+    else:
+        typer.echo(f"not approved yet: read {here.folder / 'experiment.toml'}, then")
+        typer.echo(f"coterie site approve {here.folder} {here.hash}")
 
 
 def _json(path: Path, experiment: str, scale: str, results: "list[Result]") -> None:

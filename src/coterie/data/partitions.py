@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from coterie.data.dataset import Dataset
 from coterie.errors import DataError, SettingError
@@ -192,6 +191,8 @@ def _permutations(rng: np.random.Generator, clusters: int, c: int, shift: int | 
         return (np.arange(c)[None, :] + moves[:, None]) % c
     if c < 12 and clusters > factorial(c):
         raise SettingError(f"{c} classes have {factorial(c)} label permutations, not enough for {clusters} clusters")
+    from scipy.optimize import linear_sum_assignment  # half a second, which no site has to spend
+
     rows = [np.arange(c)]
     used = np.eye(c)
     while len(rows) < clusters:

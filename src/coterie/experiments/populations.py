@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from coterie import models, tasks
 from coterie.data.augment import Augment
 from coterie.data.dataset import Dataset
+from coterie.data.holding import Schema, declare
 from coterie.data.partitions import Partition
 from coterie.data.partitions import partition as cut
 from coterie.data.population import Population, deal
@@ -33,10 +35,14 @@ def _named(given: Named, where: str) -> tuple[str, dict[str, Any]]:
 def _task(given: Named, dataset: Dataset) -> tasks.Task:
     """The task; how many classes there are is the data set's to say."""
     name, settings = _named(given, "population.task")
-    kind = tasks.TASKS.get(name)
-    if kind is not None and "classes" in {f.name for f in fields(kind)}:  # type: ignore[arg-type]
+    if _has_classes(name):
         settings.setdefault("classes", len(dataset.classes) or int(dataset.targets.max()) + 1)
     return tasks.task(name, **settings)
+
+
+def _has_classes(task: str) -> bool:
+    kind = tasks.TASKS.get(task)
+    return kind is not None and "classes" in {f.name for f in fields(kind)}  # type: ignore[arg-type]
 
 
 def _owners(division: Partition) -> list[str] | None:
@@ -45,6 +51,15 @@ def _owners(division: Partition) -> list[str] | None:
     if names is None or len(set(names)) == len(names):
         return names
     return [f"{name}-{names[:i].count(name)}" for i, name in enumerate(names)]
+
+
+def _makers(model: Named | Sequence[Named]) -> list[Callable[[], nn.Module]]:
+    """What makes a module of each architecture."""
+    found: list[Callable[[], nn.Module]] = []
+    for one in [model] if isinstance(model, str | Mapping) else model:
+        name, settings = _named(one, "population.model")
+        found.append(partial(models.build, name, **settings))
+    return found
 
 
 def _transform(given: Mapping[str, Any] | None, dataset: Dataset) -> Augment | None:
@@ -88,11 +103,7 @@ def dealt(
             np.concatenate(parts) for parts in zip(division.train, division.validation, division.test, strict=True)
         ]
         dataset = replace(dataset, inputs=prepare(dataset.inputs, division.train, holdings, str(table)))
-    given = [model] if isinstance(model, str | Mapping) else list(model)
-    makers = []
-    for one in given:
-        name, settings = _named(one, "population.model")
-        makers.append(partial(models.build, name, **settings))
+    makers = _makers(model)
     return deal(
         dataset,
         division,
@@ -138,8 +149,45 @@ def synthetic(
     return fresh(made, source) if online else made
 
 
+def sites(
+    seed: int,
+    *,
+    clients: Sequence[str],
+    data: Mapping[str, Any],
+    model: Named | Sequence[Named],
+    task: Named = "classification",
+    augment: Mapping[str, Any] | None = None,
+) -> Population:
+    """Real sites, which hold their data themselves: names and a schema (`data`), the same for every seed.
+
+    Of several models, client i gets number i modulo their count. For `coterie serve` and `coterie site`.
+    """
+    schema = schema_of(data)
+    makers = _makers(model)
+    name, settings = _named(task, "population.task")
+    if _has_classes(name):
+        if not schema.classes:
+            raise SettingError(f"population.data.classes must name the classes of a {name}")
+        settings.setdefault("classes", len(schema.classes))
+    views = Augment() if schema.dtype == "uint8" else None
+    return declare(
+        clients,
+        schema,
+        makers,
+        [i % len(makers) for i in range(len(clients))],
+        tasks.task(name, **settings),
+        views if augment is None else build(Augment, augment, "population.augment"),
+    )
+
+
+def schema_of(data: Mapping[str, Any]) -> Schema:
+    """The `[population.data]` table of real sites."""
+    return build(Schema, data, "population.data")
+
+
 POPULATIONS: dict[str, Callable[..., Population]] = {
     "dealt": dealt,
+    "sites": sites,
     "synthetic": synthetic,
 }
 

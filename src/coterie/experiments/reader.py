@@ -1,6 +1,8 @@
 """Experiment files: found by name or path, changed by scales and from the command line, checked key by key."""
 
 import dataclasses
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,6 +170,12 @@ def plain(experiment: Experiment) -> dict[str, Any]:
         tables["algorithms"][name] = full
     tables.pop("plan")
     return tables
+
+
+def fingerprint(experiment: Experiment) -> str:
+    """A hash of everything that an experiment says: what a site approves, and what it refuses anything else than."""
+    text = json.dumps(plain(experiment), sort_keys=True, ensure_ascii=False, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def restore(tables: Mapping[str, Any], source: str) -> Experiment:

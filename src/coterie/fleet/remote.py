@@ -261,7 +261,9 @@ class RemoteFleet(Fleet):
         return rows
 
     def buffers_of(self, client: int, memory: str) -> dict[str, Tensor]:
-        """Buffers live at the sites; a record of a deployment holds no models (run.keep_models = false)."""
+        """Buffers live at the sites; a record of a deployment holds no models with them (run.keep_models = false)."""
+        if not buffers(self._modules[int(self._architecture[client])]):
+            return {}
         raise AskError("buffers stay at the sites: set run.keep_models = false")
 
     def _phase(self, asks: Sequence[Ask], first: int, head: dict[str, Any], *, metered: bool = True) -> list[Answer]:

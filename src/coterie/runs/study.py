@@ -47,7 +47,9 @@ class Study:
         self._populations: dict[int, Population] = {}
 
     @classmethod
-    def begin(cls, experiment: Experiment, out: Path | None, *, device: str = "cpu", command: str = "") -> "Study":
+    def begin(
+        cls, experiment: Experiment, out: Path | None, *, device: str = "cpu", command: str = "", **own: Any
+    ) -> "Study":
         """A folder of its own: the one that is wanted, or runs/NAME-SCALE with the first number that is free."""
         if out is None:
             base = Path("runs") / f"{experiment.name}-{experiment.scale}"
@@ -57,7 +59,7 @@ class Study:
                 out = base.with_name(f"{base.name}-{number}")
         elif _used(out):
             raise RecordError(f"{out} is already used: choose another --out, or go on with `coterie resume {out}`")
-        study = cls(out, experiment, device)
+        study = cls(out, experiment, device, **own)
         study.population(experiment.budget.seeds[0])  # what cannot be dealt leaves no folder behind
         with files.explained("the folder", out):
             out.mkdir(parents=True, exist_ok=True)
@@ -69,6 +71,7 @@ class Study:
             "command": command,
             "versions": versions(),
             "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+            **study.own(),
         }
         files.write_json(out / EXPERIMENT, about)
         return study
@@ -81,8 +84,17 @@ class Study:
             if path.is_file():
                 about = files.read_json(path)
                 known(about, path)
-                return cls(out, reader.restore(about["experiment"], str(path)), about["device"])
+                experiment = reader.restore(about["experiment"], str(path))
+                if "serving" in about:
+                    from coterie.runs.served import Served
+
+                    return Served.of(out, about, experiment)
+                return cls(out, experiment, about["device"])
         raise RecordError(f"{folder} holds no experiment of Coterie: there is no {EXPERIMENT} in it")
+
+    def own(self) -> dict[str, Any]:
+        """What experiment.json says of this kind of study besides."""
+        return {}
 
     def record(self, algorithm: str, seed: int) -> Record:
         """The record of one run, which may not have begun."""
@@ -178,7 +190,7 @@ class Study:
             going.append((seed, record, point))
         if not going:
             return
-        fleets = self._fleets([seed for seed, _, _ in going])
+        fleets = self._fleets(algorithm, [seed for seed, _, _ in going])
 
         def run(fleet: Fleet, seed: int, record: Record, point: Checkpoint | None) -> Outcome:
             try:
@@ -213,8 +225,8 @@ class Study:
         if problems:
             raise problems[0]
 
-    def _fleets(self, batch: Sequence[int]) -> list[Fleet]:
-        """A fleet for each seed."""
+    def _fleets(self, algorithm: str, batch: Sequence[int]) -> list[Fleet]:
+        """A fleet for each seed, of which this algorithm may be told."""
         budget = self.experiment.budget
         dtype = getattr(torch, budget.dtype)
         autocast = None if budget.autocast is None else getattr(torch, budget.autocast)

@@ -1,0 +1,314 @@
+"""Sites behind Flower: everything Coterie knows of flwr, whose interface moves between minor versions (`VERSION`).
+
+Server: a loop on Flower's `Grid`, not its `Strategy`, which keeps one global model. A phase is one message to each
+node; replies are polled for, every `PAUSE` seconds, until all are there or the phase's deadline has passed, and
+matched by the id of the message that they answer: an error does not carry its node's id.
+
+Site: a Flower node starts a new process for every message, installs the app that came with it, and imports that. Ours
+does not: `clientapp` is what a site's node runs in place of Flower's command, and it answers with the site's own
+Coterie. Nothing that was sent is unpacked or imported, let alone run; what it was asked is in `coterie.sites.site`.
+
+Blocks travel as one array of bytes, which Flower cuts into chunks.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.asks import ABSENT, LATE, MALFORMED, REFUSED
+from coterie.errors import CoterieError, SettingError
+from coterie.fleet.remote import Reply
+
+VERSION = "1.41"  # of flwr; tests/fleet/test_flower.py guards that it is the one that is pinned and installed
+PAUSE = 0.2  # seconds between looks for replies
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # hosts have no internet, and run nothing that was sent
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # Flower's own: a second
+}
+ACTION = "query.coterie"  # the type of our messages
+_BLOCK = "block"
+_GONE = 5  # flwr.common.constant.ErrorCode.NODE_UNAVAILABLE
+
+
+class FlowerError(CoterieError):
+    """Flower is not there, or not what it must be."""
+
+
+def needed() -> None:
+    """Refuse, in one sentence, to go on without the Flower that this file was written for."""
+    try:
+        found = importlib.metadata.version("flwr")
+    except importlib.metadata.PackageNotFoundError:
+        raise FlowerError("deployment needs Flower: pip install 'coterie[flower]'") from None
+    if not found.startswith(f"{VERSION}."):
+        raise FlowerError(f"deployment needs flwr {VERSION}, and {found} is installed: pip install 'coterie[flower]'")
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Carries blocks to Flower nodes and back: the transport of a RemoteFleet, inside a Flower run."""
+
+    def __init__(self, grid: Any, deadline: float, tell: Callable[[str], None] = lambda message: None) -> None:
+        self.grid, self.deadline, self.tell = grid, deadline, tell
+
+    def there(self) -> Sequence[str]:
+        """The ids of the nodes that are connected."""
+        return [str(node) for node in self.grid.get_node_ids()]
+
+    def exchange(self, blocks: Mapping[str, bytes]) -> Mapping[str, Reply]:
+        """One message to each node; what came back before the deadline."""
+        from flwr.app import Message
+
+        end = time.monotonic() + self.deadline
+        pushed: dict[str, str] = {}  # message → node
+        for node, block in blocks.items():  # one by one: together they could be more than Flower takes at once
+            message = Message(_packed(block), int(node), ACTION, ttl=self.deadline)
+            for name in self.grid.push_messages([message]):
+                if name:
+                    pushed[name] = node
+        replies: dict[str, Reply] = {}
+        while len(replies) < len(pushed) and time.monotonic() < end:
+            for message in self.grid.pull_messages([name for name, node in pushed.items() if node not in replies]):
+                answered = pushed.get(message.metadata.reply_to_message_id)
+                if answered is not None:
+                    replies[answered] = self._read(answered, message)
+            if len(replies) < len(pushed):
+                time.sleep(PAUSE)
+        return {node: replies.get(node, Reply(reason=LATE)) for node in blocks}
+
+    def _read(self, node: str, message: Any) -> Reply:
+        if message.has_error():
+            self.tell(f"node {node}: {message.error.reason}")
+            return Reply(reason=ABSENT if message.error.code == _GONE else REFUSED)
+        block = _unpacked(message)
+        return Reply(reason=MALFORMED) if block is None else Reply(block)
+
+
+def server_app(main: Callable[[Any, Mapping[str, Any]], None]) -> Any:
+    """A ServerApp whose run is main(grid, the run's settings)."""
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+
+    app = ServerApp()
+
+    def run(grid: Grid, context: Context) -> None:
+        main(grid, context.run_config)
+
+    app.main()(run)
+    return app
+
+
+# ---- a site ----------------------------------------------------------------------------------------------------------
+
+
+def client_app(answer: Callable[[bytes, str, Mapping[str, Any]], bytes]) -> Any:
+    """A ClientApp that answers a block by answer(block, who asks, the node's settings)."""
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    def query(message: Message, context: Context) -> Message:
+        asker = f"Flower run {message.metadata.run_id}"
+        block = _unpacked(message)
+        return Message(_packed(answer(block or b"", asker, context.node_config)), reply_to=message)
+
+    app.query(ACTION.partition(".")[2])(query)
+    return app
+
+
+def clientapp(app: Any) -> None:
+    """Flower's command of this name, but with this app, whatever came with the message."""
+    from flwr.common.args import add_args_flwr_app_common, try_obtain_flwr_app_token
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+    from flwr.supernode.runtime import run_clientapp as process
+
+    def nothing(*_: Any, **__: Any) -> None:
+        """What was sent stays packed."""
+
+    for name in ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn"):
+        if not hasattr(process, name):
+            raise FlowerError(f"this Flower does not keep {name} where {VERSION} does")
+    changed: Any = process
+    changed.install_from_fab = changed.install_app_dependencies = nothing
+    changed.get_load_client_app_fn = lambda **_: lambda *_: app
+    parser = argparse.ArgumentParser("flwr-clientapp")  # Flower's own lives where half of Flower is imported
+    parser.add_argument("--runtime-api-address", required=True)
+    add_args_flwr_app_common(parser=parser)
+    given = parser.parse_args()
+    process.run_clientapp(
+        runtime_api_address=given.runtime_api_address,
+        token=try_obtain_flwr_app_token(given),
+        insecure=given.insecure,
+        certificates=validate_and_resolve_root_certificates(given.root_certificates, given.insecure),
+        parent_pid=given.parent_pid,
+        runtime_dependency_install=False,
+    )
+
+
+def _packed(block: bytes) -> Any:
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    return RecordDict({_BLOCK: ArrayRecord({_BLOCK: Array("uint8", (len(block),), "coterie", block)})})
+
+
+def _unpacked(message: Any) -> bytes | None:
+    """The block of a message, if it is one of ours. Its array is never turned into one: it is bytes."""
+    records = message.content.array_records
+    if set(records) != {_BLOCK} or set(records[_BLOCK]) != {_BLOCK}:
+        return None
+    return bytes(records[_BLOCK][_BLOCK].data)
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as it is run, and as it is shown."""
+
+    words: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)  # of its environment, besides the user's own
+
+    def __str__(self) -> str:
+        settings = " ".join(f"{name}={_shown(value)}" for name, value in self.settings.items())
+        return f"{settings} {shlex.join(self.words)}".strip()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the process sees."""
+        return {**os.environ, **{k: v.replace("$PATH", os.environ.get("PATH", "")) for k, v in self.settings.items()}}
+
+
+def _shown(value: str) -> str:
+    return f'"{value}"' if "$" in value else shlex.quote(value)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where the server is, and how one knows that it is the one: without certificates only on this machine."""
+
+    host: str = "127.0.0.1"
+    port: int = 9092
+    ca: str = ""  # the authority's certificate
+    certificate: str = ""  # of the server
+    key: str = ""
+    known_nodes: bool = False  # only nodes whose keys are registered
+
+    def __post_init__(self) -> None:
+        """Refuse what would be open to everyone."""
+        if not self.ca and self.host not in ("127.0.0.1", "localhost", "::1"):
+            raise SettingError(
+                f"a server at {self.host} needs certificates: --certificates DIR with ca.crt, server.pem and server.key"
+            )
+        if self.known_nodes and not self.ca:
+            raise SettingError("registered keys need certificates: Flower checks them over TLS only")
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _around(home: Path, *first: Path) -> dict[str, str]:
+    """The environment: Flower's folder, quiet, and programs found here first (it starts its own by name)."""
+    path = ":".join([*(str(p.absolute()) for p in first), str(Path(sys.executable).parent), "$PATH"])
+    return {"PATH": path, "FLWR_HOME": str(home.absolute()), **QUIET}
+
+
+def superlink(link: Link, home: Path) -> Command:
+    """The server that nodes connect to; it starts the runs."""
+    words = ["flower-superlink", "--host", link.host, "--port", str(link.port)]
+    if link.ca:
+        words += ["--ssl-ca-certfile", link.ca, "--ssl-certfile", link.certificate, "--ssl-keyfile", link.key]
+    else:
+        words += ["--insecure"]
+    if link.known_nodes:
+        words += ["--enable-supernode-auth"]
+    return Command((*words, "--disable-runtime-dependency-installation"), _around(home))
+
+
+def submit(link: Link, home: Path, app: Path, settings: Mapping[str, str]) -> Command:
+    """Start a run on the server and show what it says."""
+    told = " ".join(f'{name}="{value}"' for name, value in settings.items())
+    return Command(("flwr", "run", str(app.absolute()), "coterie", "--stream", "--run-config", told), _around(home))
+
+
+def register(home: Path, public_key: Path) -> Command:
+    """Let the node with this key in."""
+    return Command(("flwr", "supernode", "register", str(public_key.absolute()), "coterie"), _around(home))
+
+
+def supernode(
+    server: str, site: Path, home: Path, *, port: int, ca: str = "", key: str = "", programs: Path | None = None
+) -> Command:
+    """A site's node. `programs` is the folder of its own flwr-clientapp."""
+    words = ["flower-supernode", "--superlink", server, "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--root-certificates", ca] if ca else ["--insecure"]
+    if key:
+        words += ["--auth-supernode-private-key", key]
+    words += ["--node-config", f'site="{site.absolute()}"']
+    return Command(tuple(words), _around(home, *([] if programs is None else [programs])))
+
+
+APP = """\
+# What Flower is given to start; the code is the server's own Coterie.
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "coterie"
+version = "{version}"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "coterie"
+
+[tool.flwr.app.components]
+serverapp = "coterie_app:server"
+clientapp = "coterie_app:client"
+
+[tool.flwr.app.config]
+study = ""
+"""
+
+COMPONENTS = '''\
+"""The two halves of Coterie's Flower app, from the Coterie that is installed."""
+
+from coterie.runs.served import app as server
+from coterie.sites.node import app as client
+
+__all__ = ["client", "server"]
+'''
+
+
+def write_app(folder: Path, version: str) -> Path:
+    """The ready app, for `flwr run`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(APP.format(version=version), encoding="utf-8")
+    (folder / "coterie_app.py").write_text(COMPONENTS, encoding="utf-8")
+    return folder
+
+
+def write_connection(link: Link, home: Path) -> None:
+    """How `flwr` finds the server by the name "coterie"."""
+    home.mkdir(parents=True, exist_ok=True)
+    trust = f'root-certificates = "{link.ca}"' if link.ca else "insecure = true"
+    text = f'[superlink]\ndefault = "coterie"\n\n[superlink.coterie]\naddress = "{link.address}"\n{trust}\n'
+    (home / "config.toml").write_text(text, encoding="utf-8")

@@ -1,0 +1,206 @@
+"""A study whose clients are real sites: the same runner and record, with a fleet that Flower reaches.
+
+`coterie serve` prepares the folder and starts the server's commands; the study itself runs inside the Flower run that
+they start (`app`). A server that was stopped or killed goes on with `coterie resume`, which starts another Flower run.
+"""
+
+import secrets
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import coterie
+from coterie.errors import CoterieError, RecordError, SettingError
+from coterie.experiments import reader, toml
+from coterie.experiments.reader import Experiment
+from coterie.fleet import flower
+from coterie.fleet.base import Fleet
+from coterie.fleet.flower import Command, Link
+from coterie.fleet.participation import Participation
+from coterie.fleet.remote import RemoteFleet, Transport, declared
+from coterie.fleet.wire import Precision
+from coterie.runs import files
+from coterie.runs.listeners import Terminal
+from coterie.runs.study import Study
+from coterie.settings import build, real, whole
+
+SERVER, LOG = "server", "server.log"
+START = 60.0  # seconds that Flower's server may take to listen
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How sites are waited for."""
+
+    least: int | None = None  # clients that must be there before a run begins; None: all
+    patience: float = 3600.0  # seconds to wait for them
+    deadline: float = 600.0  # seconds that a phase may take
+    precision: Precision = "full"  # of rows on their way up
+    name: str = ""  # under which sites keep their state of this study
+    link: Link = field(default_factory=Link)
+
+    def __post_init__(self) -> None:
+        """Refuse what nobody could wait for."""
+        if self.least is not None:
+            whole("least", self.least, 1)
+        real("patience", self.patience, 0)
+        real("deadline", self.deadline, 0)
+
+
+class Served(Study):
+    """One experiment with real sites, in one folder."""
+
+    transport: Transport | None = None  # set where the study runs
+    tell = staticmethod(lambda message: None)
+
+    def __init__(self, out: Path, experiment: Experiment, device: str, serving: Serving | None = None) -> None:
+        super().__init__(out, experiment, device)
+        self.serving = serving or Serving()
+        if experiment.given["population"].get("kind") != "sites":
+            raise SettingError(f"{experiment.source}: only [population] kind = 'sites' can be served")
+        if experiment.budget.checkpoint_every != 1:
+            raise SettingError(f"{experiment.source}: run.checkpoint_every must be 1: sites go back a few rounds only")
+
+    @classmethod
+    def prepared(
+        cls, experiment: Experiment, out: Path | None, serving: Serving, *, device: str = "cpu", command: str = ""
+    ) -> "Served":
+        """A folder with the experiment as its sites must have it."""
+        named = replace(serving, name=f"{experiment.name}-{secrets.token_hex(8)}")
+        made = cls.begin(experiment, out, device=device, command=command, serving=named)
+        assert isinstance(made, Served)
+        files.write(made.out / "experiment.toml", toml.dump(reader.plain(experiment)).encode())
+        return made
+
+    def own(self) -> dict[str, Any]:
+        """What experiment.json says besides."""
+        return {"serving": asdict(self.serving)}
+
+    @classmethod
+    def of(cls, out: Path, about: Mapping[str, Any], experiment: Experiment) -> "Served":
+        """From experiment.json."""
+        return cls(out, experiment, about["device"], build(Serving, about["serving"], str(out)))
+
+    def _fits(self, chosen: Sequence[int]) -> bool:
+        return False
+
+    def _fleets(self, algorithm: str, batch: Sequence[int]) -> list[Fleet]:
+        if self.transport is None:
+            raise RecordError(f"the clients of {self.out} are real sites: go on with `coterie resume {self.out}`")
+        (seed,) = batch
+        serving, budget = self.serving, self.experiment.budget
+        fleet = RemoteFleet(
+            declared(self.population(seed)),
+            self.transport,
+            seed=seed,
+            device=self.device,
+            dtype=getattr(torch, budget.dtype),
+            experiment=self.hash,
+            run=f"{serving.name}/{algorithm}",
+            precision=serving.precision,
+            tell=self.tell,
+        )
+        fleet.await_clients(serving.least or fleet.n, serving.patience)
+        rules = self.experiment.attendance.rules()
+        return [Participation(fleet, *rules) if rules else fleet]
+
+    # ---- the commands ------------------------------------------------------------------------------------------------
+
+    @property
+    def hash(self) -> str:
+        """By which sites know the experiment."""
+        return reader.fingerprint(self.experiment)
+
+    @property
+    def home(self) -> Path:
+        """Flower's own folder."""
+        return self.out / SERVER / "flower"
+
+    def commands(self) -> tuple[Command, Command]:
+        """The server, and the run on it."""
+        link = self.serving.link
+        app = self.out / SERVER / "coterie-app"
+        return flower.superlink(link, self.home), flower.submit(
+            link, self.home, app, {"study": str(self.out.absolute())}
+        )
+
+    def ready(self) -> None:
+        """Write what the commands need."""
+        flower.needed()
+        flower.write_app(self.out / SERVER / "coterie-app", coterie.__version__)
+        flower.write_connection(self.serving.link, self.home)
+
+    def serve(self, stop: threading.Event) -> bool:
+        """Start the server, unless one listens already, and a run; wait for its end. Whether all runs are finished."""
+        self.ready()
+        server, run = self.commands()
+        processes = []
+        try:
+            if not listening(self.serving.link):
+                log = (self.out / SERVER / "superlink.log").open("ab")
+                processes.append(subprocess.Popen(server.words, env=server.environment, stdout=log, stderr=log))
+                self._await(processes[0])
+            processes.append(subprocess.Popen(run.words, env=run.environment))
+            while processes[-1].poll() is None and not stop.is_set():
+                stop.wait(0.2)
+            if not stop.is_set() and processes[-1].returncode:
+                raise CoterieError(
+                    f"flwr run ended with {processes[-1].returncode}: {self.out / SERVER / LOG} says more"
+                )
+        finally:
+            for process in reversed(processes):
+                process.terminate()
+            for process in processes:
+                process.wait()
+        return len(self.results()) == len(self.experiment.algorithms) * len(self.experiment.budget.seeds)
+
+    def _await(self, server: "subprocess.Popen[bytes]") -> None:
+        end = time.monotonic() + START
+        while not listening(self.serving.link):
+            if server.poll() is not None or time.monotonic() > end:
+                raise CoterieError(f"Flower's server does not start: {self.out / SERVER / 'superlink.log'} says why")
+            time.sleep(0.1)
+
+
+def listening(link: Link) -> bool:
+    """Whether something listens there."""
+    with socket.socket(socket.AF_INET6 if ":" in link.host else socket.AF_INET) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((link.host, link.port)) == 0
+
+
+def main(grid: Any, settings: Mapping[str, Any]) -> None:
+    """What the Flower run does: the study, from where it stands."""
+    study = Study.find(Path(str(settings["study"])))
+    if not isinstance(study, Served):
+        raise RecordError(f"{study.out} was not made by `coterie serve`")
+    with (study.out / SERVER / LOG).open("a", encoding="utf-8") as log:
+        terminal = Terminal(Console(file=log, width=120))
+
+        def tell(message: str) -> None:
+            terminal.tell(message)
+            log.flush()
+            print(message, flush=True)
+
+        study.tell = tell
+        study.transport = flower.Nodes(grid, study.serving.deadline, tell)
+        try:
+            study.go([terminal])
+        except CoterieError as error:
+            tell(f"stopped: {error}")
+            raise
+
+
+def __getattr__(name: str) -> Any:
+    """The app itself, made where Flower asks for it."""
+    if name == "app":
+        return flower.server_app(main)
+    raise AttributeError(name)
