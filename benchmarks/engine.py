@@ -29,15 +29,19 @@ from coterie.data.population import Client, Population, population
 from coterie.fleet.base import Fleet
 from coterie.fleet.loop import LoopFleet
 from coterie.fleet.stacked import StackedFleet
+from coterie.models.cnn import CNN, cnn_scool
+from coterie.models.lenet import LeNet
 
 Go = Callable[[], torch.Tensor]
 
 
-def people(n: int, samples: int, width: int, outputs: int, model: Callable[[], nn.Module], task: str) -> Population:
+def people(
+    n: int, samples: int, shape: tuple[int, ...], outputs: int, model: Callable[[], nn.Module], task: str
+) -> Population:
     g = torch.Generator().manual_seed(0)
 
     def one() -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(samples, width, generator=g)
+        x = torch.randn(samples, *shape, generator=g)
         if task == "regression":
             return x, torch.randn(samples, outputs, generator=g)
         y = torch.randint(0, outputs, (samples,), generator=g)
@@ -140,13 +144,23 @@ def cases(device: str) -> dict[str, tuple[dict[str, Go], bool]]:
         }
         return made
 
-    training = fleets(people(20, 500, 784, 10, mlp, "classification"))
-    linear = fleets(people(150, 1000, 10, 1, lambda: nn.Linear(10, 1, bias=False), "regression"))
+    training = fleets(people(20, 500, (784,), 10, mlp, "classification"))
+    linear = fleets(people(150, 1000, (10,), 1, lambda: nn.Linear(10, 1, bias=False), "regression"))
     by_hand = training["stacked"]
     assert isinstance(by_hand, StackedFleet)
     epochs = {"bare torch loop": bare(by_hand)} | {name: epoch(f) for name, f in training.items()}
     epochs["baddbmm by hand"] = baddbmm(by_hand)
+
+    def images(n: int, shape: tuple[int, ...], model: Callable[[], nn.Module]) -> dict[str, Go]:
+        """Without the compiled one, which takes a minute to compile and is asked for by GPUs only."""
+        made = fleets(people(n, 50, shape, 10, model, "classification"))
+        return {name: epoch(made[name]) for name in ("loop", "stacked")}
+
     return {
+        "20 small CNNs × 50, 8×8, batch 10, one epoch": (images(20, (1, 8, 8), lambda: CNN(size=8)), True),
+        "20 small CNNs × 50, 28×28, batch 10, one epoch": (images(20, (1, 28, 28), CNN), True),
+        "20 LeNets × 50, 32×32, batch 10, one epoch": (images(20, (3, 32, 32), LeNet), True),
+        "4 of SCooL's CNNs × 50, 32×32, batch 10, one epoch": (images(4, (3, 32, 32), cnn_scool), True),
         "20 clients × 500, MLP 784-100-10, batch 10, one epoch": (epochs, True),
         "150 linear clients, d=10, one gradient ask, batch 10": ({n: gradient(f, 10) for n, f in linear.items()}, True),
         "150 linear clients, d=10, one gradient ask, batch 100": (
@@ -159,7 +173,7 @@ def cases(device: str) -> dict[str, tuple[dict[str, Go], bool]]:
 def thousand(device: str) -> dict[str, float]:
     """1,000 MLP clients: milliseconds of an epoch of 20 samples, and the most memory this process ever held."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    fleet = StackedFleet(people(1000, 20, 784, 10, mlp, "classification"), device=device, compile=False)
+    fleet = StackedFleet(people(1000, 20, (784,), 10, mlp, "classification"), device=device, compile=False)
     took = timed(epoch(fleet))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"ms": took, "peak GB of the process": peak / 2**20, "before GB": before / 2**20}

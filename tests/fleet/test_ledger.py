@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Callable[[Fleet], Ask], Four, Four, int]] = {
     "predictions": (lambda f: Predict([0, 0, 1], x(f), at=[0, 1, 0]), [2 * PUBLIC, PUBLIC, 0, 0], [2 * D, D, 0, 0],
                     2 * D),
     "metrics": (lambda f: Evaluate(f.everyone, x(f)[0], metrics=("loss", "accuracy")), [2] * 4, [D] * 4, D),
-    "all metrics": (lambda f: Evaluate([1], Own()), [0, 6, 0, 0], [0] * 4, 0),
+    "all metrics": (lambda f: Evaluate([1], Own()), [0, 7, 0, 0], [0] * 4, 0),
 }  # fmt: skip
 PEOPLE = classes(linear)
 

@@ -5,8 +5,9 @@ samples on the device, so ragged data costs nothing. Pairs are answered in chunk
 several architectures are several stacks, answered one after the other in the same phase.
 """
 
+import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from coterie.fleet.layout import KeyedDropout, Layout
 from coterie.fleet.optimiser import RowOptimiser, descend, hold
 from coterie.fleet.reduce import Sink, finite, zeroed
 from coterie.fleet.streams import Streams
+from coterie.fleet.taps import Taps
 from coterie.tasks import logits_of
 
 CACHED = 20 << 20  # bytes of parameters side by side on a CPU: more fall out of its caches between two steps
@@ -79,6 +81,7 @@ class StackedFleet(Fleet):
         self._stacks = [self._build(a) for a in range(len(self._modules))]
         self._memory: Rows = {}  # what clients remember, by name; never changed in place
         self._steps: dict[Any, Callable[..., Any]] = {}
+        self._taps: dict[int, Taps] = {}
 
     def _build(self, a: int) -> _Stack:
         clients = (self._architecture == a).nonzero().flatten()
@@ -486,18 +489,26 @@ class StackedFleet(Fleet):
             self._steps[mark] = self._compiled(step)
         return self._steps[mark]
 
+    def _answer(self, ask: Ask, place: int) -> Answer:
+        """Never silently eager: more sizes than torch keeps is an error."""
+        if not self.compile:
+            return super()._answer(ask, place)
+        with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
+            return super()._answer(ask, place)
+
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """The step, compiled where asked for; never silently eager: more sizes than torch keeps is an error."""
+        """The step, compiled where asked for."""
         if not self.compile:
             return step
         backend = self.compile if isinstance(self.compile, str) else "inductor"
-        fast = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
+        given = {f"L[{name!r}]" for name in inspect.signature(step).parameters}
 
-        def call(*args: Any) -> Any:
-            with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
-                return fast(*args)
+        def varies(guards: Sequence[Any]) -> list[bool]:
+            """Only what is given to a step differs from call to call: modules, tasks and code need no second look."""
+            return [not g.name.startswith(("L[", "G[")) or g.name.partition("]")[0] + "]" in given for g in guards]
 
-        return call
+        options: dict[str, Any] = {"guard_filter_fn": varies}
+        return torch.compile(step, fullgraph=True, dynamic=False, backend=backend, options=options)
 
     # ---- Loss, Predict, Evaluate -------------------------------------------------------------------------------------
 
@@ -729,7 +740,9 @@ class StackedFleet(Fleet):
         final = {name: b.clone() for name, b in buffers.items()} if buffers else {}
         total = torch.zeros(len(pairs), dtype=self.dtype, device=self.device)
         public = self._distillation(stack, ask, pairs, start, place, most)
-        step_fn = self._fit_step(stack, plan, self._online(ask.split))
+        bare = plan == Plan(plan.steps, plan.epochs, plan.batch, plan.lr, sampling=plan.sampling)
+        bare = bare and not (riders or public or still or self.autocast)
+        step_fn = self._fit_step(stack, plan, self._online(ask.split), bare)
         rate: float | Tensor = torch.tensor(plan.lr, dtype=self.dtype, device=self.device) if self.compile else plan.lr
         ordered = steps.tolist()
         ragged = bool(ordered) and ordered[0] != ordered[-1]
@@ -811,12 +824,18 @@ class StackedFleet(Fleet):
         return riders
 
     def _fit_step(
-        self, stack: _Stack, plan: Plan, online: bool
+        self, stack: _Stack, plan: Plan, online: bool, bare: bool
     ) -> Callable[..., tuple[Tensor, Rows, list[Tensor] | None]]:
-        """One step of training, in place. SGD's update is part of it; for others it gives the gradient that is left."""
+        """One step of training, in place. SGD's update is part of it; for others it gives the gradient that is left.
+
+        Where a step is nothing but a rate times a gradient (`bare`), linear layers are tapped.
+        """
         sgd = plan.optimiser == "sgd"
-        mark = ("fit", stack.number, online, sgd, plan.clip, plan.momentum, plan.nesterov, plan.weight_decay)
+        mark = ("fit", stack.number, online, sgd, plan.clip, plan.momentum, plan.nesterov, plan.weight_decay, bare)
         if mark in self._steps:
+            return self._steps[mark]
+        if bare and self._taps_of(stack).layers:
+            self._steps[mark] = self._compiled(self._tapped_step(stack, plan, online))
             return self._steps[mark]
         one = self._batched(stack, True, grad_and_value(self._value(stack), has_aux=True))
         layout = stack.layout
@@ -850,6 +869,50 @@ class StackedFleet(Fleet):
 
         self._steps[mark] = self._compiled(step)
         return self._steps[mark]
+
+    def _taps_of(self, stack: _Stack) -> Taps:
+        """The taps of a stack's module, tried on two of its samples."""
+        if stack.number not in self._taps:
+            held = next((r for c in stack.clients for r in [self.population.index["train"][int(c)]] if len(r)), None)
+            if held is None or self.population.stream is not None:
+                return Taps(stack.module, {})
+            with torch.no_grad():
+                x, y = self._fetch(held[:2].to(self.device)[None], None, None)
+            stack.module.train()
+            self._taps[stack.number] = Taps.of(stack.module, self.task, x[0], y[0], self.dtype)
+        return self._taps[stack.number]
+
+    def _tapped_step(self, stack: _Stack, plan: Plan, online: bool) -> Callable[..., tuple[Tensor, Rows, None]]:
+        """A step of plain SGD in which no gradient of a tapped weight is made."""
+        taps, layout = self._taps_of(stack), stack.layout
+        weights = {f"{name}.weight" for name in taps.layers}
+
+        def value(free: Rows, zeros: Rows, held: Rows, buffers: Rows, key: Tensor | None, x: Tensor, y: Tensor,
+                  w: Tensor | None) -> tuple[Tensor, tuple[Rows, Rows]]:  # fmt: skip
+            after = {name: b.clone() for name, b in buffers.items()}
+            state = {**free, **held, **after}
+            if key is not None:
+                state.update(dict.fromkeys(stack.keys, key))
+            out, seen = taps.call(state, x, zeros)
+            each = self.task.loss(logits_of(out), y)
+            return (each.mean() if w is None else (each * w).sum()), (seen, after)
+
+        one = self._batched(stack, True, grad_and_value(value, argnums=(0, 1), has_aux=True))
+
+        def step(parameters: list[Tensor], moments: None, buffers: Rows, key: Tensor | None, samples: Tensor,
+                 clients: Tensor, shade: Tensor | None, weights_of_samples: Tensor | None, ride: Rows, extra: None,
+                 still: None, rate: float | Tensor) -> tuple[Tensor, Rows, None]:  # fmt: skip
+            x, y = self._fetch(samples, clients, shade, online)
+            named = dict(zip(layout.names, parameters, strict=True))
+            held = {n: p for n, p in named.items() if n in weights}
+            free = {n: p for n, p in named.items() if n not in weights}
+            zeros = taps.zeros(len(samples), x, named)
+            (grads, back), (loss, (seen, after)) = one(free, zeros, held, buffers, key, x, y, weights_of_samples)
+            descend(plan, list(free.values()), [grads[n] for n in free], None, rate)
+            taps.descend(named, back, seen, rate)
+            return loss, after, None
+
+        return step
 
     def _distillation(
         self, stack: _Stack, ask: Fit, pairs: Tensor, start: Tensor, place: int, steps: int
