@@ -1,5 +1,6 @@
 """Priors of the cooperation graph: the ELBO never falls, updates equal plain loops, communities are recovered."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,7 @@ def test_no_part_of_the_block_models_sweep_lowers_the_elbo(case: tuple[int, int,
 def test_the_m_step_raises_what_it_fits() -> None:
     for seed in range(10):
         clients, seen = random_case(seed, 12, 0.8, 2.0)
-        for prior in (SBM(3, eta2=1e-4), MMSBM(3, eta2=1e-4)):
+        for prior in (SBM(3, eta2=1e-4), MMSBM(3, eta2=1e-4), SBM(3, eta2=1.0), MMSBM(3, eta2=1.0)):
             w, beliefs = prior.e_step(*prior.init(clients), seen)
             after = prior.m_step(w, beliefs, seen)
             for part in ("b", "alpha"):  # B to its optimum, α a little uphill
@@ -335,6 +336,25 @@ def test_communities_of_sampled_graphs_are_recovered_with_their_rates(
     own = torch.eye(m, dtype=torch.bool)
     assert float(b[own].mean()) == pytest.approx(inside, abs=0.06)
     assert float(b[~own].mean()) == pytest.approx(across, abs=0.06)
+
+
+@pytest.mark.parametrize("kind", [SBM, MMSBM])
+def test_with_the_same_likelihoods_no_round_of_em_lowers_the_bound(kind: Any) -> None:
+    clients = Few(100)
+    z, log_p = sampled(100, 5, 0.8, 0.2, 0)
+    seen, prior = evidence(clients, log_p), kind(5)
+    w, beliefs = prior.init(clients)
+    bounds = []
+    for t in range(12):
+        clients.t = t
+        w, beliefs = prior.e_step(w, beliefs, seen)
+        bounds.append(float(prior.elbo(w, beliefs, seen)))
+        beliefs = prior.m_step(w, beliefs, seen)
+        assert float(beliefs["alpha"].max()) < 10  # its gradient is in the hundreds
+    assert all(after > before - 1e-2 for before, after in itertools.pairwise(bounds))
+    assert bounds[-1] > bounds[0] + 1
+    share = beliefs["omega"] if kind is SBM else beliefs["gamma"]
+    assert adjusted_rand(share.argmax(1).numpy(), z) > 0.7
 
 
 def test_half_the_pairs_are_enough() -> None:

@@ -59,7 +59,19 @@ def fitted_rates(hits: Tensor, chances: Tensor) -> Tensor:
 
 
 def fitted_alpha(alpha: Tensor, gamma: Tensor, eta2: float) -> Tensor:
-    """One step up the gradient (50) for the clients whose γ is given; −Kψ(α_g), where the paper sums over g."""
-    k = len(gamma)
-    slope = expected_log(gamma).sum(0) - k * expected_log(alpha)
-    return (alpha + eta2 * slope).clamp(min=EPSILON)
+    """One step up the gradient (50) for the clients whose γ is given; −Kψ(α_g), where the paper sums over g.
+
+    The gradient grows with K and as α falls, so that a fixed step leaves any range: it is halved until the bound rises.
+    """
+    k, usual = len(gamma), expected_log(gamma).sum(0)
+    slope = usual - k * expected_log(alpha)
+
+    def bound(shape: Tensor) -> float:
+        return float(k * _normaliser(shape + EPSILON) + (shape * usual).sum())
+
+    while eta2 > EPSILON**2:
+        moved = (alpha + eta2 * slope).clamp(min=EPSILON)
+        if bound(moved) >= bound(alpha):
+            return moved
+        eta2 /= 2
+    return alpha
