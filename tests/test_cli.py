@@ -123,7 +123,7 @@ def test_lists_and_show(coterie):
     assert "quickstart" in coterie("list")[1]
     assert "oracle" in coterie("list", "algorithms")[1]
     assert "digits" in coterie("list", "data")[1]
-    code, out, _ = coterie("show", "quickstart", "--set", "fedavg.server_lr=0.5")
+    code, out, _ = coterie("show", "quickstart", "--set", "fedavg.server_lr=0.5", "--quick")
     assert code == 0
     assert "server_lr = 0.5" in out
     assert "# clients: 8, true groups: 4" in out

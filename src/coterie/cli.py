@@ -178,15 +178,20 @@ def show(
     seeds: Seeds = None,
     sets: Sets = None,
     tuned: Tuned = None,
+    device: Device = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="Try no rounds: neither times nor memory.")] = False,
 ) -> None:
-    """The experiment as it would run, with every setting, and what it costs."""
+    """The experiment as it would run, every setting, and what it costs: a few rounds of each algorithm are tried."""
     from coterie.experiments import reader, toml
-    from coterie.runs.cost import cost
+    from coterie.runs.cost import cost, forecast
 
     experiment = _read(which, scale, algorithms, seeds, sets, tuned)
     lines = cost(experiment)  # first: what is wrong deep inside comes out here
     sys.stdout.write(toml.dump(reader.plain(experiment)))
     sys.stdout.write("\n" + "".join(f"# {line}\n" for line in lines))
+    for line in () if quick else forecast(experiment, _device(device)):
+        sys.stdout.write(f"# {line}\n")
+        sys.stdout.flush()
 
 
 @app.command()

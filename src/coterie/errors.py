@@ -26,4 +26,4 @@ class RecordError(CoterieError):
 
 
 class DeviceError(CoterieError):
-    """The device that was asked for is not there."""
+    """The device that was asked for is not there, or too small."""

@@ -7,6 +7,7 @@ several architectures are several stacks, answered one after the other in the sa
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from coterie import draws
 from coterie.asks import NONFINITE, OK, Answer, Ask, Distil, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
 from coterie.data.population import SPLITS, Population
-from coterie.errors import ModelError
+from coterie.errors import DeviceError, ModelError
 from coterie.fleet.base import RECALIBRATION, Fleet
 from coterie.fleet.compress import squeezed
 from coterie.fleet.layout import KeyedDropout, Layout
@@ -72,6 +73,8 @@ class StackedFleet(Fleet):
         self.autocast = autocast
         self.compile = device.type == "cuda" if compile is None else compile
         self.chunk = chunk
+        self._tried = 1  # rows at once, of the chunk that was begun last
+        self._most: int | None = None  # rows at once since memory ran out
         self._inputs = _store(population.inputs, device, dtype)
         self._targets = _store(population.targets, device, dtype)
         if population.stream_clients is not None:
@@ -229,12 +232,17 @@ class StackedFleet(Fleet):
                 yield stack, pairs
 
     def _rows_at_once(self, stack: _Stack, samples: int) -> int:
+        """How many rows are computed at once: what should fit, and never more than what did not fit before allows."""
+        self._tried = self._should_fit(stack, samples) if self.chunk is None else self.chunk
+        if self._most is not None:
+            self._tried = min(self._tried, self._most)
+        return self._tried
+
+    def _should_fit(self, stack: _Stack, samples: int) -> int:
         """How many rows fit: parameters, gradients, moments, and what a batch leaves behind for the backward pass.
 
         The machine's whole memory counts, not what is free just now: equal chunks round equally.
         """
-        if self.chunk is not None:
-            return self.chunk
         bytes_each = self.dtype.itemsize * (6 * stack.layout.d + samples * self._footprint(stack))
         if self.device.type == "cuda":
             room = torch.cuda.get_device_properties(self.device).total_memory * 0.5
@@ -490,6 +498,25 @@ class StackedFleet(Fleet):
         return self._steps[mark]
 
     def _answer(self, ask: Ask, place: int) -> Answer:
+        """Out of memory halves the chunk and begins the ask again; nobody remembers the try that failed."""
+        while True:
+            before = dict(self._memory)
+            try:
+                return self._compiled_answer(ask, place)
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                if not _out_of_memory(error):
+                    raise
+                why = str(error).partition("\n")[0]
+            self._memory = before  # outside of the handler, whose traceback holds tensors
+            rows = min(self._tried, ask.m)
+            if rows < 2:
+                raise DeviceError(f"not even one model and its batch fit in memory: {why}")
+            self._most = rows // 2
+            warnings.warn(f"out of memory with {rows} models at once: going on with {self._most}", stacklevel=2)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _compiled_answer(self, ask: Ask, place: int) -> Answer:
         """Never silently eager: more sizes than torch keeps is an error."""
         if not self.compile:
             return super()._answer(ask, place)
@@ -954,6 +981,11 @@ class StackedFleet(Fleet):
 
 def _store(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return x.to(device=device, dtype=dtype) if x.is_floating_point() else x.to(device)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether it was memory: a CPU's allocator has no error of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _width(ask: Ask) -> int:

@@ -1,6 +1,7 @@
 """What an experiment will take, said before it runs."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from coterie.asks import Plan
 from coterie.data.population import SPLITS
 from coterie.experiments.reader import Experiment
 from coterie.fleet.layout import Layout
+from coterie.report.numbers import human
+from coterie.runs.foresight import foresee
 
 
 def cost(experiment: Experiment) -> list[str]:
@@ -39,6 +42,22 @@ def cost(experiment: Experiment) -> list[str]:
             )
         lines.append(line)
     return lines
+
+
+def forecast(experiment: Experiment, device: str) -> Iterator[str]:
+    """Lines about time and memory, each as soon as it is known."""
+    total, most = 0.0, 0
+    for found in foresee(experiment, device):
+        total, most = total + found.seconds, max(most, found.memory)
+        least = "" if found.whole else "at least "
+        yield f"{found.algorithm}: {_duration(found.seconds)}, {least}{human(found.memory)}B at the peak"
+    yield f"in all: {_duration(total)} on this machine as busy as it is now, {human(most)}B at the peak"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def _span(size: torch.Tensor) -> str:
