@@ -71,5 +71,5 @@ def classes(
         y[:3] = torch.arange(3)
         parts = [(x[a:b], y[a:b]) for a, b in ((0, m), (m, m + 5 + i), (m + 5 + i, m + 16 + 2 * i))]
         clients.append(Client(f"site-{i}", *parts, model=models[i % len(models)]))
-    public = {"public": torch.randn(13, *shape, generator=g)}
+    public = {"public": (torch.randn(13, *shape, generator=g), torch.randint(0, 3, (13,), generator=g))}
     return population(clients, task="classification", groups=groups, public=public)

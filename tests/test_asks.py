@@ -80,6 +80,9 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         lambda: Fit([0, 1, 2], X, P, distil=Distil(torch.zeros(2, 4, 3), "public", at=[[0, 1], [1, 2], [0, 0]])),
         r"`distil\.at` must name rows 0 to 1, not 0 to 2",
     ),
+    (lambda: Distil(X, "public", loss="kl"), "one of squares, cross_entropy, logits, not 'kl'"),  # type: ignore[arg-type]
+    (lambda: Distil(X, "public", temperature=0.0), "a temperature is above 0 and finite, not 0.0"),
+    (lambda: Distil(X, "public", batch=0), "a public batch has at least one input, not 0"),
 ]
 
 

@@ -18,6 +18,7 @@ from coterie.schedules import rates
 Sampling = Literal["fresh", "epoch"]
 Buffers = Literal["personal", "averaged", "recalibrated"]
 OPTIMISERS = ("sgd", "adam", "adamw")
+DISTANCES = ("squares", "cross_entropy", "logits")
 
 
 PER_PAIR = {"per_pair": True}  # marks the fields that hold one entry per pair
@@ -167,7 +168,11 @@ class Drift:
 
 @dataclass(frozen=True, eq=False)
 class Distil:
-    """Targets on public inputs: weight · mean over a public batch of ‖target(x) − softmax(model(x))‖² joins the loss.
+    """Targets on public inputs: weight · mean over a public batch of a distance to them joins the loss.
+
+    With p = softmax(model(x) / temperature), the distance is ‖target(x) − p‖² ("squares"), −Σ target(x) log p
+    ("cross_entropy"), or the mean over outputs of |target(x) − model(x)| ("logits"). `alone`: nothing but the targets
+    is learned; no private sample is looked at, an epoch is one over the public inputs, the loss told is the distance.
 
     `targets` is r×P×C. With `at` of shape m×q a client gets q targets, computes its own outputs on all P inputs before
     the first step, and keeps the nearest in squared distance over the whole stack. Without `at` each gets all r.
@@ -178,6 +183,23 @@ class Distil:
     weight: float | Tensor = 1.0
     batch: int = 128
     at: Tensor | None = None
+    loss: Literal["squares", "cross_entropy", "logits"] = "squares"
+    temperature: float = 1.0
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what nobody could follow."""
+        if self.loss not in DISTANCES:
+            raise AskError(f"a distance to targets is one of {', '.join(DISTANCES)}, not {self.loss!r}")
+        if not 0 < self.temperature < float("inf"):
+            raise AskError(f"a temperature is above 0 and finite, not {self.temperature}")
+        if self.batch < 1:
+            raise AskError(f"a public batch has at least one input, not {self.batch}")
+
+    @property
+    def how(self) -> tuple[str, int, str, float, bool]:
+        """Everything but targets and weights."""
+        return self.inputs, self.batch, self.loss, self.temperature, self.alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -412,6 +434,17 @@ class Fit(Ask):
                 self._set(**{name: _check_rider(name, rider, self.m)})
         if self.columns is not None:
             self._set(columns=_index(self.columns, "columns"))
+
+    @property
+    def public_only(self) -> bool:
+        """Whether no private sample is looked at."""
+        return self.distil is not None and self.distil.alone
+
+    def steps_for(self, samples: int) -> int:
+        """How many steps a client with this many private samples takes."""
+        if self.distil is not None and self.distil.alone:
+            return replace(self.plan, batch=self.distil.batch).steps_for(int(self.distil.targets.shape[1]))
+        return self.plan.steps_for(samples)
 
 
 @dataclass(frozen=True, eq=False)

@@ -473,3 +473,23 @@ def test_bad_clients_are_refused_where_they_enter(name: str) -> None:
         population(make(), **{"model": linear, **settings})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", FLEETS)
+def test_the_classes_of_public_inputs_are_targets_for_everyone(kind: type[Fleet]) -> None:
+    x, y = data(5)
+    people = population([Client("a", data())], model=linear, public={"both": (x, y), "bare": x})
+    fleet = kind(people, seed=0)  # type: ignore[call-arg]
+    assert fleet.labelled("both").argmax(-1).tolist() == y.tolist()
+    assert fleet.labelled("both").sum(-1).tolist() == [1.0] * 5
+    with pytest.raises(AskError, match=r"no classes are known of public inputs 'bare' \(of these: both\)"):
+        fleet.labelled("bare")
+
+
+def test_public_classes_that_do_not_fit_are_refused() -> None:
+    x, y = data(5)
+    with pytest.raises(DataError, match=r"public inputs 'p' need a class each, 5 in all, not \(4,\)"):
+        population([Client("a", data())], model=linear, public={"p": (x, y[:4])})
+    wide = StackedFleet(population([Client("a", data())], model=linear, public={"p": (x, y + 2)}), seed=0)
+    with pytest.raises(AskError, match="classes 2 to 4, and the clients' models outputs for 0 to 2"):
+        wide.labelled("p")

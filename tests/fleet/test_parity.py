@@ -111,6 +111,26 @@ FITS: dict[str, Callable[[Fleet], Ask]] = {
         Plan(steps=2, momentum=0.5, **QUICK),
         distil=Distil(targets(f), "public", 2.0, batch=20),
     ),
+    "learn labels, and nothing else": lambda f: Fit(
+        f.everyone,
+        Own("student"),
+        Plan(epochs=2, momentum=0.5, batch=6, lr=0.1),
+        give="rows",
+        distil=Distil(targets(f), "public", batch=4, at=[[0], [2], [1], [0]], loss="cross_entropy", alone=True),
+    ),
+    "logits alone, pulled": lambda f: Fit(
+        f.everyone,
+        models(f),
+        Plan(steps=3, batch=None, lr=0.1, sampling="epoch"),
+        pull=Pull(models(f)[0], 0.3),
+        distil=Distil(targets(f) * 3, "public", torch.linspace(0.5, 2, 4), batch=4, loss="logits", alone=True),
+    ),
+    "a soft target beside the labels, at a temperature": lambda f: Fit(
+        f.everyone,
+        models(f),
+        Plan(epochs=1, optimiser="adam", batch=6, lr=0.01),
+        distil=Distil(targets(f), "public", 0.7, batch=5, loss="cross_entropy", temperature=3),
+    ),
 }
 OTHERS: dict[str, Callable[[Fleet], Ask]] = {
     "predict": lambda f: Predict(f.everyone, models(f)),

@@ -93,6 +93,7 @@ def every_ask(fleet: Fleet) -> list[Any]:
         Fit(e, x, plan, pull=Pull(x[0], 0.1), drift=Drift(x)),
         Fit(e[:3], Own("mine"), plan, pull=Pull(x, torch.arange(3) / 10, at=torch.tensor([2, 1, 0])), give="nothing"),
         Fit(e, Own("mine"), plan, distil=Distil(targets, "public", 0.5, batch=3)),
+        Fit(e, Own("mine"), plan, distil=Distil(targets, "public", 0.5, batch=3, loss="cross_entropy", alone=True)),
         Predict(e, Own("mine")),
         Evaluate(e, x, metrics=("accuracy", "loss")),
     ]  # fmt: skip

@@ -80,7 +80,7 @@ def alike(a: Ask, b: Ask) -> None:
             for pair in range(a.m):
                 first = one.targets if one.at is None else one.targets[one.at[pair].reshape(-1)]
                 assert torch.equal(first, other.targets[other.at[pair].reshape(-1)])
-            assert (one.inputs, one.batch) == (other.inputs, other.batch)
+            assert one.how == other.how
         elif isinstance(one, Tensor):
             assert torch.equal(one.to(other.dtype), other)
         elif f.name == "give" and one == "gram":
@@ -135,7 +135,9 @@ def asks(draw: Any) -> Ask:
         pull=draw(st.sampled_from([None, far, near])),
         drift=draw(st.sampled_from([None, Drift(matrix(m, 3))])),
         distil=draw(st.sampled_from([None, Distil(torch.rand(4, 7, 3), "pool", 0.3, 5, torch.randint(0, 4, (m, 2))),
-                                     Distil(torch.rand(2, 7, 3), "pool")])),
+                                     Distil(torch.rand(2, 7, 3), "pool"),
+                                     Distil(torch.rand(2, 7, 3), "pool", 2.0, 3, loss="cross_entropy", temperature=4,
+                                            alone=True)])),
         columns=draw(st.sampled_from([None, torch.tensor([0, 3])])),
         draw=batched["draw"], **common,
     )  # fmt: skip

@@ -64,6 +64,7 @@ class Population:
     relabel: Tensor | None = None  # n × C: client i sees class y as relabel[i, y]
     groups: tuple[int, ...] | None = None  # the true cluster of each client, where there is one
     public: dict[str, Tensor] = field(default_factory=dict)
+    public_labels: dict[str, Tensor] = field(default_factory=dict)  # of those public inputs that have any
     transform: Callable[[Tensor, Tensor | None], Tensor] | None = None  # (samples, keys or None when evaluating)
     seeds: tuple[int | None, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
@@ -141,6 +142,10 @@ class Population:
             if a not in probes:
                 probes[a] = self._probe(a, held[:2], key)
             self._check_labels(i, probes[a].shape[-1])
+        for name, labels in self.public_labels.items():
+            there = len(self.public[name])
+            if labels.shape != (there,) or labels.is_floating_point():
+                raise DataError(f"public inputs {name!r} need a class each, {there} in all, not {tuple(labels.shape)}")
         for i, key in enumerate(self.keys):  # a stray label is its holder's, so all labels come first
             held = torch.cat([self.index[split][i] for split in SPLITS])
             if len(held):
@@ -199,6 +204,7 @@ def population(
     """Pack clients with their own data. Tensors and data sets that several clients share are stored once.
 
     The task is taken from the targets when it is not given: whole numbers are classes, floats are regression.
+    `public` are inputs that everyone holds, by name; a pair of inputs and classes where these are known too.
     A client with the key "server" holds public data and takes no part.
     """
     ordered = [c for c in clients if c.key != SERVER] + [c for c in clients if c.key == SERVER]
@@ -249,7 +255,7 @@ def population(
         architectures=tuple(architectures),
         architecture=tuple(architecture),
         groups=None if groups is None else tuple(int(g) for g in groups),
-        public={name: torch.as_tensor(x) for name, x in (public or {}).items()},
+        **_published(public or {}),
         transform=transform,
         seeds=tuple(c.seed for c in ordered),
         server=servers,
@@ -294,7 +300,7 @@ def deal(
         architecture=tuple(place[id(m)] for m in models),
         relabel=None if partition.relabel is None else torch.as_tensor(partition.relabel).long(),
         groups=None if partition.groups is None else tuple(int(g) for g in partition.groups),
-        public={name: torch.as_tensor(x) for name, x in (public or {}).items()},
+        **_published(public or {}),
         transform=transform,
         seeds=(None,) * n,
         facts={
@@ -306,6 +312,15 @@ def deal(
     )
     made.check()
     return made
+
+
+def _published(public: Mapping[str, Any]) -> dict[str, Any]:
+    """Public inputs, and the classes of those that came with them."""
+    pairs = {name: x if isinstance(x, tuple) else (x,) for name, x in public.items()}
+    return {
+        "public": {name: torch.as_tensor(pair[0]) for name, pair in pairs.items()},
+        "public_labels": {name: torch.as_tensor(pair[1]) for name, pair in pairs.items() if len(pair) > 1},
+    }
 
 
 def online(population: Population, stream: Stream) -> Population:

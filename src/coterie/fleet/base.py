@@ -126,6 +126,29 @@ class Fleet(ABC):
         self._common  # noqa: B018  (raises for mixed architectures)
         return self._initial(range(self.n), shared).to(self.device)
 
+    def labelled(self, inputs: str = "public") -> Tensor:
+        """The classes of public inputs as targets: P×C, a one in every row."""
+        if inputs not in self.population.public_labels:
+            known = ", ".join(self.population.public_labels) or "none"
+            raise AskError(f"no classes are known of public inputs {inputs!r} (of these: {known}): give them as a pair")
+        labels = self.population.public_labels[inputs].long()
+        width = self._shape_of_outputs(inputs, 0)[-1]
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < width:
+            raise AskError(
+                f"public inputs {inputs!r} have classes {int(labels.min())} to {int(labels.max())}, "
+                f"and the clients' models outputs for 0 to {width - 1}"
+            )
+        return torch.nn.functional.one_hot(labels, width).to(self.device, self.dtype)
+
+    def _shape_of_outputs(self, inputs: str, client: int) -> torch.Size:
+        """What a client's model gives for one public input."""
+        x = self.population.public[inputs]
+        probe = x[:1] if self.population.transform is None else self.population.transform(x[:1], None)
+        probe = probe.to(self.device, self.dtype if probe.is_floating_point() else None)
+        module = self._modules[int(self._architecture[client])].to(self.device).eval()
+        with torch.no_grad():
+            return logits_of(module(probe)).shape[1:]
+
     def _made(self, architecture: int, key: int | None = None) -> torch.nn.Module:
         """A new module; what it draws while it is made, its frozen parts included, follows from the key."""
         key = draws.fold_int(draws.name("initial"), self.seed, architecture) if key is None else key
@@ -327,13 +350,8 @@ class Fleet(ABC):
             case Fit() | Loss():
                 return Answer(reason, loss=zeros(m))
             case Predict():
-                x = self.population.public[ask.inputs]
-                probe = x[:1] if self.population.transform is None else self.population.transform(x[:1], None)
-                probe = probe.to(self.device, self.dtype if probe.is_floating_point() else None)
-                module = self._modules[int(self._architecture[ask.clients[0]]) if m else 0].eval()
-                with torch.no_grad():
-                    shape = logits_of(module(probe)).shape[1:]
-                return Answer(reason, outputs=zeros(m, len(x), *shape))
+                shape = self._shape_of_outputs(ask.inputs, int(ask.clients[0]) if m else 0)
+                return Answer(reason, outputs=zeros(m, len(self.population.public[ask.inputs]), *shape))
             case Evaluate():
                 names = ask.metrics or self.task.metrics
                 return Answer(reason, metrics={name: zeros(m, dtype=torch.float64) for name in names})

@@ -343,7 +343,8 @@ class LoopFleet(Fleet):
         draw = 0 if ask.draw is None else int(ask.draw[pair])
         size = len(self.population.index[ask.split][c])
         mark = f"place/{ask.memory}/{ask.split}"
-        epoch = plan.sampling == "epoch"
+        private = ask.distil is None or not ask.distil.alone
+        epoch = plan.sampling == "epoch" and private
         if epoch:
             first = int(self._client_state[c].get(mark, torch.tensor(0)))
         else:
@@ -359,15 +360,17 @@ class LoopFleet(Fleet):
         fixed = torch.ones(layout.d, dtype=torch.bool)
         if ask.columns is not None:
             fixed[ask.columns] = False
-        steps = plan.steps_for(size)
+        steps = ask.steps_for(size)
         total = 0.0
         for step in range(steps):
             done = step * (plan.batch or 0)
-            x, y = self._batch(c, ask.split, plan.batch, first, not epoch, place, draw, done)
             optimiser.zero_grad()
-            with _own_randomness():
-                self._dropout(module, c, place, draw, step)
-                loss = self.task.loss(logits_of(module(x)), y).mean()
+            loss = torch.zeros((), dtype=self.dtype, device=self.device)
+            if private:
+                x, y = self._batch(c, ask.split, plan.batch, first, not epoch, place, draw, done)
+                with _own_randomness():
+                    self._dropout(module, c, place, draw, step)
+                    loss = self.task.loss(logits_of(module(x)), y).mean()
             objective = loss
             if ask.pull is not None:
                 target = _rider_row(ask.pull.rows, ask.pull.at, pair)
@@ -377,9 +380,11 @@ class LoopFleet(Fleet):
             if ask.drift is not None:
                 drift = _rider_row(ask.drift.rows, ask.drift.at, pair)
                 objective = objective + (torch.cat([p.flatten() for p in moving]) * drift).sum()
-            objective.backward()
+            if objective.requires_grad:
+                objective.backward()
             if public is not None:
-                self._distil(ask, pair, module, public, place, draw, step)
+                gap = self._distil(ask, pair, module, public, place, draw, step)
+                loss = loss if private else gap
             if plan.clip is not None:
                 nn.utils.clip_grad_norm_(moving, plan.clip)
             before = layout.row(module)
@@ -399,13 +404,19 @@ class LoopFleet(Fleet):
             return None
         c = int(ask.clients[pair])
         choices = ask.distil.targets if ask.distil.at is None else ask.distil.targets[ask.distil.at[pair].reshape(-1)]
+        if len(choices) == 1:
+            return choices[0]
         module = self._module(c, start, self._remembered(c, ask.memory)).eval()
         with torch.no_grad():
-            mine = logits_of(module(self._public(ask.distil.inputs))).softmax(-1)
+            mine = logits_of(module(self._public(ask.distil.inputs)))
+        if ask.distil.loss != "logits":
+            mine = (mine / ask.distil.temperature).softmax(-1)
         gaps = [float(((choice - mine) ** 2).sum()) for choice in choices]
         return choices[int(np.argmin(gaps))]
 
-    def _distil(self, ask: Fit, pair: int, module: nn.Module, public: Tensor, place: int, draw: int, step: int) -> None:
+    def _distil(
+        self, ask: Fit, pair: int, module: nn.Module, public: Tensor, place: int, draw: int, step: int
+    ) -> Tensor:
         """Add the gradient of the distance to the target on a public batch, leaving no trace in the buffers."""
         assert ask.distil is not None
         c, b = int(ask.clients[pair]), ask.distil.batch
@@ -415,12 +426,20 @@ class LoopFleet(Fleet):
         before = {k: v.clone() for k, v in buffers(module).items()}
         with _own_randomness():
             self._dropout(module, c, place, draw, step)
-            mine = logits_of(module(self._public(ask.distil.inputs)[chosen])).softmax(-1)
-        gap = ((public[chosen].to(mine.dtype) - mine) ** 2).flatten(1).sum(1).mean()
+            mine = logits_of(module(self._public(ask.distil.inputs)[chosen]))
+        wanted, soft = public[chosen].to(mine.dtype), mine / ask.distil.temperature
+        match ask.distil.loss:
+            case "squares":
+                gap = ((wanted - soft.softmax(-1)) ** 2).flatten(1).sum(1).mean()
+            case "cross_entropy":
+                gap = -(wanted * soft.log_softmax(-1)).flatten(1).sum(1).mean()
+            case "logits":
+                gap = (wanted - mine).abs().mean()
         (_per_pair(ask.distil.weight, pair) * gap).backward()
         own = dict(module.named_buffers())
         for k, v in before.items():
             own[k].copy_(v)
+        return gap
 
     def _public(self, name: str) -> Tensor:
         x = self.population.public[name].to(self.device)

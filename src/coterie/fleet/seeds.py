@@ -295,6 +295,8 @@ def _merge(asks: Sequence[Ask], offsets: Sequence[int], alone: bool = False) -> 
             riders = [getattr(a, name) for a in asks]
             if any((r is None) != (riders[0] is None) for r in riders):
                 return None
+            if len({getattr(r, "how", None) for r in riders}) > 1:
+                return None
             if riders[0] is not None:
                 changes[name] = _ride(riders, [a.m for a in asks])
     return replace(first, **changes)

@@ -695,9 +695,9 @@ class StackedFleet(Fleet):
         rows_out: Tensor | None = None
         for stack, pairs in self._by_stack(ask):
             sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
-            steps = torch.tensor([plan.steps_for(int(s)) for s in sizes])
+            steps = torch.tensor([ask.steps_for(int(s)) for s in sizes])
             order = torch.argsort(steps, descending=True, stable=True)
-            samples = plan.batch or int(sizes.max())
+            samples = max(plan.batch or int(sizes.max()), 0 if ask.distil is None else ask.distil.batch)
             if plan.batch is None and stack.fresh and len(set(sizes.tolist())) > 1:
                 groups = [order[sizes[order] == s] for s in sizes.unique()]
             else:
@@ -741,9 +741,11 @@ class StackedFleet(Fleet):
         clients = ask.clients[pairs].to(self.device)
         draw = None if ask.draw is None else ask.draw[pairs]
         most = int(steps.max()) if len(steps) else 0
-        epoch = plan.sampling == "epoch"
+        epoch = plan.sampling == "epoch" and not ask.public_only
         weights: Tensor | None = None
-        if plan.batch is None:
+        if ask.public_only:
+            samples = torch.zeros(len(pairs), 0, dtype=torch.long, device=self.device)
+        elif plan.batch is None:
             samples, weights = self._whole(stack, ask.split, local)
         else:
             if epoch:
@@ -769,7 +771,7 @@ class StackedFleet(Fleet):
         public = self._distillation(stack, ask, pairs, start, place, most)
         bare = plan == Plan(plan.steps, plan.epochs, plan.batch, plan.lr, sampling=plan.sampling)
         bare = bare and not (riders or public or still or self.autocast)
-        step_fn = self._fit_step(stack, plan, self._online(ask.split), bare)
+        step_fn = self._fit_step(stack, plan, self._online(ask.split), bare, ask.public_only)
         rate: float | Tensor = torch.tensor(plan.lr, dtype=self.dtype, device=self.device) if self.compile else plan.lr
         ordered = steps.tolist()
         ragged = bool(ordered) and ordered[0] != ordered[-1]
@@ -851,14 +853,15 @@ class StackedFleet(Fleet):
         return riders
 
     def _fit_step(
-        self, stack: _Stack, plan: Plan, online: bool, bare: bool
+        self, stack: _Stack, plan: Plan, online: bool, bare: bool, public_only: bool
     ) -> Callable[..., tuple[Tensor, Rows, list[Tensor] | None]]:
         """One step of training, in place. SGD's update is part of it; for others it gives the gradient that is left.
 
         Where a step is nothing but a rate times a gradient (`bare`), linear layers are tapped.
         """
         sgd = plan.optimiser == "sgd"
-        mark = ("fit", stack.number, online, sgd, plan.clip, plan.momentum, plan.nesterov, plan.weight_decay, bare)
+        torchs = (plan.clip, plan.momentum, plan.nesterov, plan.weight_decay)
+        mark = ("fit", stack.number, online, sgd, *torchs, bare, public_only)
         if mark in self._steps:
             return self._steps[mark]
         if bare and self._taps_of(stack).layers:
@@ -869,12 +872,16 @@ class StackedFleet(Fleet):
 
         def step(parameters: list[Tensor], moments: list[Tensor] | None, buffers: Rows, key: Tensor | None,
                  samples: Tensor, clients: Tensor, shade: Tensor | None, weights: Tensor | None, ride: Rows,
-                 extra: Rows | None, still: list[Tensor] | None, rate: float | Tensor,
+                 extra: tuple[Rows, Tensor] | None, still: list[Tensor] | None, rate: float | Tensor,
                  ) -> tuple[Tensor, Rows, list[Tensor] | None]:  # fmt: skip
-            x, y = self._fetch(samples, clients, shade, online)
-            named = dict(zip(layout.names, parameters, strict=True))
-            grads, (loss, (_, after)) = one(named, buffers, key, x, y, weights)
-            gradient = [grads[n] if extra is None else grads[n] + extra[n] for n in layout.names]
+            if public_only and extra is not None:
+                (grads, loss), after = extra, {}
+                gradient = [grads[n] for n in layout.names]
+            else:
+                x, y = self._fetch(samples, clients, shade, online)
+                named = dict(zip(layout.names, parameters, strict=True))
+                grads, (loss, (_, after)) = one(named, buffers, key, x, y, weights)
+                gradient = [grads[n] if extra is None else grads[n] + extra[0][n] for n in layout.names]
             if "pull" in ride:
                 for g, p, target in zip(gradient, parameters, layout.views(ride["pull"]).values(), strict=True):
                     g.add_((p - target) * ride["weight"].view(-1, *[1] * (g.ndim - 1)))
@@ -943,40 +950,61 @@ class StackedFleet(Fleet):
 
     def _distillation(
         self, stack: _Stack, ask: Fit, pairs: Tensor, start: Tensor, place: int, steps: int
-    ) -> Callable[[int, int, int, Rows, Rows, Tensor | None], Rows] | None:
-        """The gradient of the distance to the nearest target on a public batch, as a function of the step."""
+    ) -> Callable[[int, int, int, Rows, Rows, Tensor | None], tuple[Rows, Tensor]] | None:
+        """The weighted gradient of the distance to the nearest target on a public batch, and the distance, by step."""
         if ask.distil is None:
             return None
         distil: Distil = ask.distil
         local = stack.local[ask.clients[pairs]]
         x = self._public_inputs(distil.inputs)
-        mine = self._outputs(stack, start, self._buffers(stack, ask.memory, local), x, 256).softmax(-1)
         at = torch.arange(len(distil.targets)).expand(len(pairs), -1) if distil.at is None else distil.at[pairs]
         at = at.reshape(len(pairs), -1).to(self.device)
-        gaps = torch.stack([((distil.targets[c].to(mine.dtype) - mine) ** 2).flatten(1).sum(1) for c in at.T], 1)
-        nearest = at.gather(1, gaps.argmin(1, keepdim=True)).flatten()
+        nearest = at[:, 0]
+        if at.shape[1] > 1:
+            mine = _student(distil, self._outputs(stack, start, self._buffers(stack, ask.memory, local), x, 256))
+            gaps = torch.stack([((distil.targets[c].to(mine.dtype) - mine) ** 2).flatten(1).sum(1) for c in at.T], 1)
+            nearest = at.gather(1, gaps.argmin(1, keepdim=True)).flatten()
         weight = _weights(distil.weight, pairs, self)
         draw = None if ask.draw is None else ask.draw[pairs]
         name = f"public/{distil.inputs}"
         starts = stack.streams.starts(name, local, self.t, place, draw)
         chosen = stack.streams.samples(name, local, starts, steps * distil.batch, True)
 
-        def gap(parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, target: Tensor, w: Tensor) -> Tensor:
+        def gap(
+            parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, target: Tensor, w: Tensor
+        ) -> tuple[Tensor, Tensor]:
             state = {**parameters, **{n: b.clone() for n, b in buffers.items()}}
             if key is not None:
                 state.update(dict.fromkeys(stack.keys, key))
-            out = logits_of(functional_call(stack.module, state, (x,))).softmax(-1)
-            return w * ((target.to(out.dtype) - out) ** 2).flatten(1).sum(1).mean()
+            value = _distance(distil, logits_of(functional_call(stack.module, state, (x,))), target)
+            return w * value, value
 
-        one = self._batched(stack, True, torch.func.grad(gap))
+        one = self._batched(stack, True, torch.func.grad(gap, has_aux=True))
 
-        def gradient(step: int, a: int, b: int, parameters: Rows, buffers: Rows, key: Tensor | None) -> Rows:
+        def gradient(
+            step: int, a: int, b: int, parameters: Rows, buffers: Rows, key: Tensor | None
+        ) -> tuple[Rows, Tensor]:
             now = chosen[a:b, step * distil.batch : (step + 1) * distil.batch]
             targets = distil.targets[nearest[a:b, None], now]
-            given: Rows = one(parameters, {n: v[a:b] for n, v in buffers.items()}, key, x[now], targets, weight[a:b])
+            mine = {n: v[a:b] for n, v in buffers.items()}
+            given: tuple[Rows, Tensor] = one(parameters, mine, key, x[now], targets, weight[a:b])
             return given
 
         return gradient
+
+
+def _student(distil: Distil, outputs: Tensor) -> Tensor:
+    """What is held against the targets."""
+    return outputs if distil.loss == "logits" else (outputs / distil.temperature).softmax(-1)
+
+
+def _distance(distil: Distil, outputs: Tensor, target: Tensor) -> Tensor:
+    """The mean distance of the outputs of a batch to their targets."""
+    target = target.to(outputs.dtype)
+    if distil.loss == "cross_entropy":
+        return -(target * (outputs / distil.temperature).log_softmax(-1)).flatten(1).sum(1).mean()
+    apart = target - _student(distil, outputs)
+    return apart.abs().mean() if distil.loss == "logits" else apart.square().flatten(1).sum(1).mean()
 
 
 def _store(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -66,6 +66,7 @@ _PLAIN: dict[type[Ask], dict[str, tuple[type, ...]]] = {
     Predict: {"inputs": (str,), "buffers": (str,)},
     Evaluate: {"split": (str,), "buffers": (str,), "metrics": (list, type(None))},
 }  # fmt: skip
+_DISTIL = {"inputs": str, "batch": int, "loss": str, "temperature": float, "alone": bool}
 _VECTORS = {Gradient: ("draw", "into", "weights"), Loss: ("draw",), Fit: ("draw",)}  # one number per pair
 
 
@@ -276,7 +277,8 @@ def _write_distil(distil: Distil, ask: Fit, arrays: Arrays, name: str) -> dict[s
     chosen, inverse = torch.unique(at, return_inverse=True)
     arrays[f"{name}/targets"] = distil.targets[chosen.to(distil.targets.device)]
     arrays[f"{name}/at"] = inverse.reshape(at.shape)
-    return {"inputs": distil.inputs, "batch": distil.batch, "weight": _write_weight(distil.weight, arrays, name)}
+    plain = {each: kind(getattr(distil, each)) for each, kind in _DISTIL.items()}
+    return {**plain, "weight": _write_weight(distil.weight, arrays, name)}
 
 
 def _read_distil(head: Any, arrays: Arrays, name: str, m: int, dtype: torch.dtype, device: torch.device) -> Distil:
@@ -289,7 +291,8 @@ def _read_distil(head: Any, arrays: Arrays, name: str, m: int, dtype: torch.dtyp
     if at is None or at.dtype != torch.long or at.ndim not in (1, 2) or len(at) != m:
         raise WireError(f"{name} does not say whose targets are whose")
     weight = _read_weight(head, arrays, name, m, dtype)
-    return Distil(targets.to(device), field(head, "inputs", str), weight, field(head, "batch", int), at)
+    plain = {each: field(head, each, kind) for each, kind in _DISTIL.items()}
+    return Distil(targets.to(device), weight=weight, at=at, **plain)
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
