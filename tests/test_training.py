@@ -78,3 +78,14 @@ def test_a_stray_label_is_its_holders_and_not_the_first_clients() -> None:
     clients = [coterie.Client("a", (x, y)), coterie.Client("b", (x, y), test=(x, bad))]
     with pytest.raises(coterie.CoterieError, match=r"client 'b': test label 7 is out of range: .* 2 outputs"):
         coterie.population(clients, model=lambda: torch.nn.Linear(4, 2))
+
+
+def test_where_there_are_training_data_alone_models_are_measured_on_them() -> None:
+    g = torch.Generator().manual_seed(0)
+    people = [coterie.Client(f"site-{i}", train=(torch.randn(9, 6, generator=g), torch.arange(9) % 3)) for i in (0, 1)]
+    fleet = coterie.StackedFleet(coterie.population(people, model=lambda: torch.nn.Linear(6, 3)), seed=0)
+    trained = coterie.train("local", fleet, rounds=5, plan={"steps": 20, "lr": 0.5})
+    assert {line["split"] for line in trained.history if line["kind"] == "evaluation"} == {"train"}
+    right = [float((trained.model(f"site-{i}")(people[i].train[0]).argmax(1) == people[i].train[1]).float().mean())
+             for i in (0, 1)]  # fmt: skip
+    assert trained.metrics["accuracy"] == pytest.approx(sum(right) / 2)

@@ -54,8 +54,8 @@ def train(
 ) -> Trained:
     """Run an algorithm for some rounds. `settings` are its hyper-parameters: `plan={"lr": 0.1}`, `rho=0.1` …
 
-    The fleet starts afresh, whatever ran on it before. Models are measured on validation and test data every
-    `evaluate_every` rounds (default: twenty times in all).
+    The fleet starts afresh, whatever ran on it before. Models are measured on validation and test data, or on
+    training data where there are no others, every `evaluate_every` rounds (default: twenty times in all).
     """
     if isinstance(algorithm, str):
         algorithm = make(algorithm, settings, rounds=rounds, **fleet.population.told)

@@ -374,6 +374,18 @@ BAD: dict[str, Case] = {
         DataError,
         "client 'ward 3': label -1 is out of range",
     ),
+    "label negative where the labels say what the task is": (
+        lambda: [ELSE, client(y=torch.arange(9) % 3 - 1)],
+        {},
+        DataError,
+        "client 'ward 3': label -1 is negative",
+    ),
+    "a list of models": (
+        lambda: [ELSE, client(model=[nn.Linear(6, 3)])],
+        {},
+        ModelError,
+        "client 'ward 3': a model is an nn.Module or a function that makes one, not a list",
+    ),
     "label too large in a test split": (
         lambda: [ELSE, client(test=(data()[0], torch.full((9,), 9)))],
         {"task": CLASSES},

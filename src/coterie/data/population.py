@@ -238,6 +238,11 @@ def population(
         chosen = client.model if client.model is not None else model
         if chosen is None:
             raise ModelError(f"client {client.key!r} has no model: give it one, or give the population one for all")
+        if not callable(chosen):
+            raise ModelError(
+                f"client {client.key!r}: a model is an nn.Module or a function that makes one, not a "
+                f"{type(chosen).__name__}; clients with models of their own are Client(…, model=…)"
+            )
         place = next((i for i, a in enumerate(architectures) if a is chosen), None)
         if place is None:
             place = len(architectures)
@@ -246,12 +251,13 @@ def population(
     servers = sum(c.key == SERVER for c in ordered)
     if groups is not None and len(groups) != len(ordered) - servers:
         raise DataError(f"{len(groups)} groups given for {len(ordered) - servers} clients: one each is needed")
+    whose = [(c.key, h) for split in SPLITS for c, h in zip(ordered, held[split], strict=True) if h is not None]
     made = Population(
         keys=tuple(c.key for c in ordered),
         inputs=inputs,
         targets=targets,
         index={s: tuple(rows) for s, rows in index.items()},
-        task=_task(task, targets),
+        task=_task(task, targets, whose),
         architectures=tuple(architectures),
         architecture=tuple(architecture),
         groups=None if groups is None else tuple(int(g) for g in groups),
@@ -338,14 +344,19 @@ def _shared(array: Any) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _task(given: "Task | str | None", targets: Tensor) -> Task:
-    if isinstance(given, Task):
-        return given
-    if given is None:
+def _task(given: "Task | str | None", targets: Tensor, whose: Sequence[tuple[str, _Holding]] = ()) -> Task:
+    """The task that was given, or the one that the targets look like; if they cannot, whose it is."""
+    if given is not None and given != "classification":
+        return task(given)
+    try:
         return infer(targets)
-    if given == "classification":
-        return infer(targets)
-    return task(given)
+    except DataError:
+        for key, holding in whose:
+            try:
+                infer(holding.targets[holding.rows])
+            except DataError as error:
+                raise DataError(f"client {key!r}: {error}") from None
+        raise
 
 
 def _alike(first: _Holding, other: _Holding, key: str, split: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.algorithm import Algorithm, Info
 from coterie.asks import Evaluate, Fit, Own, Plan
 from coterie.data.population import SPLITS
-from coterie.errors import RecordError, SettingError
+from coterie.errors import RecordError
 from coterie.experiments.budget import Budget
 from coterie.fleet.base import Fleet
 from coterie.graph.compare import compare
@@ -80,7 +80,8 @@ class _Run:
         self.metrics = tuple(m for m in task.metrics if m in wanted or m in (task.main, "loss"))
         self.label = Label(name or type(algorithm).__name__.lower(), fleet.seed, budget.rounds, task.main)
         self.listeners = listeners
-        self.splits: list[str] = [s for s in budget.splits if bool(fleet.sizes(s).any())]
+        there: list[str] = [s for s in budget.splits if bool(fleet.sizes(s).any())]
+        self.splits = there or ["train"]  # everyone has training data
         self.best = Best(fleet.n, task.main, task.higher_is_better(task.main), keep=budget.keep_models)
         self.sizes = {s: fleet.sizes(s).double() for s in SPLITS}
         self.lines: list[dict[str, Any]] = []
@@ -93,8 +94,6 @@ class _Run:
 
     def go(self, point: Checkpoint | None, stop: threading.Event) -> Outcome:
         fleet, algorithm, budget = self.fleet, self.algorithm, self.budget
-        if not self.splits:
-            raise SettingError(f"no client has any {' or '.join(budget.splits)} data to measure models on")
         state = algorithm.init(fleet)
         if point is not None:
             state = self.restore(point, type(state))
