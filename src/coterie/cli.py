@@ -284,7 +284,7 @@ def prepare(
     client: Annotated[str, typer.Option(help="The name that the experiment declares; it never changes.")],
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="A table with a header line.")] = None,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder per class.")] = None,
-    tensors: Annotated[Path | None, typer.Option(metavar="FILE", help="safetensors with inputs and targets.")] = None,
+    tensors: Annotated[Path | None, typer.Option(metavar="FILE", help="safetensors or npz: inputs, targets.")] = None,
     loader: Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Your own function.")] = None,
 ) -> None:
     """Read and check a client's data, and make them ready; again for each client that lives at this site."""

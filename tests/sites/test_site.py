@@ -33,7 +33,7 @@ from coterie.fleet import wire
 from coterie.fleet.loop import LoopFleet
 from coterie.fleet.participation import Participation, Stay
 from coterie.fleet.remote import InProcess, RemoteFleet, Reply, declared
-from coterie.sites.site import ClipAndNoise, Leaving, Limits, Site, part
+from coterie.sites.site import ClipAndNoise, Leaving, Limits, Scope, Site, part
 
 PEOPLE = classes(mlp)
 
@@ -370,7 +370,7 @@ ASKS: dict[str, tuple[Limits, Callable[[RemoteFleet], Any], str]] = {
     "few data": (replace(OPEN, least_batch=30), lambda f: Loss([0], f.initial()[:1]), "batch of 20 is too small"),
     "one batch": (
         replace(OPEN, per_batch=2),
-        lambda f: Loss([0, 0, 0], f.initial()[:3], 6),
+        lambda f: Loss([0, 0, 0], f.initial()[:1] * torch.tensor([[1.0], [2.0], [3.0]]), 6),
         "3 models on one batch are too many",
     ),
     "a model leaves": (
@@ -412,6 +412,80 @@ def test_a_site_counts_what_it_answers_in_a_round_however_often_the_round_is_ope
     assert reasons == [OK, OK, OK, REFUSED, REFUSED]
     remote.begin(8)
     assert int(remote.ask(ask).reason) == OK
+
+
+def again(remote: RemoteFleet, place: int, **changes: Any) -> str:
+    """Send the last message to node-0 once more, altered, and with its asks at another place; what it refused."""
+    transport: Any = remote.transport
+    head, arrays = wire.unseal(next(b for a, b in reversed(transport.blocks) if a == "node-0"), 1 << 30)
+    head = json.loads(json.dumps(head | changes))
+    for each in head["asks"]:
+        each["place"] = place
+    said, _ = wire.unseal(transport.here["node-0"].answer(wire.seal(head, arrays)), 1 << 30)
+    return str(said.get("refused", ""))
+
+
+def test_models_on_one_batch_are_counted_over_messages_and_however_a_round_is_opened() -> None:
+    remote = fleet()
+    transport: Any = remote.transport
+    transport.here["node-0"] = site(0, limits=replace(OPEN, per_batch=2))
+    first, other, third = (factor * remote.initial()[0] for factor in (1, 2, 3))
+    assert remote.ask(Loss([0], first, 6)).ok.all()
+    assert not again(remote, 0)  # the same question tells nothing new
+    assert remote.ask(Loss([0], other, 6)).ok.all()  # at its own place, on its own batch
+    assert not again(remote, 0, phase=3)  # on the first batch: the second model
+    assert remote.ask(Loss([0], third, 6)).ok.all()
+    assert "3 models on one batch" in again(remote, 0, phase=4)
+    assert "3 models on one batch" in again(remote, 0, opening=remote.opening + 1, phase=1)
+    assert "3 models on one batch" in again(remote, 0, watch=True)
+    remote.begin(1)
+    assert remote.ask(Loss([0], third, 6)).ok.all()
+    assert "3 models on one batch" in again(remote, 0, round=0, opening=remote.opening + 1, phase=1)
+
+
+def test_whoever_only_watches_is_counted_too_whatever_round_it_says() -> None:
+    remote = fleet()
+    transport: Any = remote.transport
+    transport.here["node-0"] = site(0, limits=replace(OPEN, per_round=3))
+    remote.watch(Loss([0], remote.initial()[0], 6))
+    assert not again(remote, 0, round=5)
+    assert not again(remote, 0, round=6)
+    assert "more than the 3 models" in again(remote, 0, round=7)
+
+
+def test_a_site_answers_for_nothing_that_the_experiment_does_not_say(tmp_path: Path) -> None:
+    scope = Scope(("ditto", "cobo-reference"), (4,), rounds=10)
+
+    def refused(run: str, seed: int = 4, t: int = 0) -> str:
+        told: list[str] = []
+        here = site(0, tmp_path, scope=scope, limits=replace(OPEN, studies=2))
+        remote = RemoteFleet(declared(PEOPLE), Wire({"a": here}), seed=seed, dtype=torch.float64, run=run,
+                             tell=told.append)  # fmt: skip
+        remote.begin(t)
+        if remote.present[0]:
+            remote.ask(Loss([0], remote.initial()[0], 6))
+        return " ".join(line for line in told if "refused" in line)
+
+    assert not refused("one/ditto")
+    assert not refused("one/cobo-reference", t=9)
+    assert "no such algorithm" in refused("one/fedavg")
+    assert "no such seed" in refused("one/ditto", seed=5)
+    assert "has 10 rounds" in refused("one/ditto", t=11)
+    assert not refused("two/ditto")
+    assert "served 2 times" in refused("three/ditto")
+    assert not refused("one/ditto", t=1)
+
+
+def test_buffers_leave_only_where_a_site_lets_them() -> None:
+    people = classes(batchnorm)
+    for buffers in (True, False):
+        told: list[str] = []
+        here = Site(part(people, [0]), b"x", limits=replace(OPEN, buffers=buffers), dtype=torch.float64)
+        remote = RemoteFleet(declared(people), Wire({"a": here}), dtype=torch.float64, tell=told.append)
+        remote.begin(0)
+        answer = remote.watch(Evaluate([0], remote.initial()[:1], buffers="averaged"))
+        assert bool(answer.ok[0]) == buffers
+        assert any("buffers" in line for line in told) != buffers
 
 
 def test_the_log_says_who_asked_what_and_how_many_numbers_left(tmp_path: Path) -> None:
@@ -457,20 +531,38 @@ def test_clipping_and_noise_are_done_to_rows_before_they_are_summed() -> None:
     plain = fleet().ask(Gradient([0, 1, 2, 3], x, 6)).rows
     clip = float(plain.norm(dim=1).median())
     clipped = plain * (clip / plain.norm(dim=1, keepdim=True)).clamp(max=1)
-    remote = guarded(ClipAndNoise(clip, 0.0, secret=1))
+    remote = guarded(ClipAndNoise(clip, 0.0, secret=b"1"))
     ask = Gradient([0, 1, 2, 3], x, 6)
     torch.testing.assert_close(remote.ask(ask).rows, clipped)
-    remote = guarded(ClipAndNoise(clip, 0.0, secret=1))
+    remote = guarded(ClipAndNoise(clip, 0.0, secret=b"1"))
     summed = remote.ask(replace(ask, give="sum", into=torch.tensor([0, 0, 1, 1]), weights=torch.tensor([1.0, 2, 3, 4])))
     torch.testing.assert_close(summed.sums, torch.stack([clipped[0] + 2 * clipped[1], 3 * clipped[2] + 4 * clipped[3]]))
     fit = Fit([0, 1], x[:2], Plan(steps=2, batch=6))
-    assert (guarded(ClipAndNoise(1e-3, 0.0, 1)).ask(fit).rows.norm(dim=1) <= 1e-3 * (1 + 1e-12)).all()
-    trained = guarded(ClipAndNoise(1e-3, 0.0, 1)).ask(replace(fit, give="rows")).rows
+    assert (guarded(ClipAndNoise(1e-3, 0.0, b"1")).ask(fit).rows.norm(dim=1) <= 1e-3 * (1 + 1e-12)).all()
+    trained = guarded(ClipAndNoise(1e-3, 0.0, b"1")).ask(replace(fit, give="rows")).rows
     assert ((trained - x[:2]).norm(dim=1) <= 1e-3 * (1 + 1e-9)).all()
-    noisy = [guarded(ClipAndNoise(clip, 0.5, secret)).ask(ask).rows - clipped for secret in (1, 1, 2)]
+    noisy = [guarded(ClipAndNoise(clip, 0.5, secret)).ask(ask).rows - clipped for secret in (b"1", b"1", b"2")]
     assert torch.equal(noisy[0], noisy[1])
     assert not torch.equal(noisy[0], noisy[2])
     assert abs(float(noisy[0].std()) / (0.5 * clip) - 1) < 0.1
+
+
+def test_noise_is_as_large_as_said_and_tells_nothing_of_other_noise() -> None:
+    guard = ClipAndNoise(2.0, 0.5, b"secret")
+    x = torch.randn(2, 50_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 1000
+    what: Any = None
+    z = guard.rows(what, x) - x
+    nudged = x.clone()
+    nudged[0, 7] += 1e-12  # another row: other noise everywhere, so a difference of two answers hides both
+    other = guard.rows(what, nudged) - nudged
+    assert torch.equal(z, guard.rows(what, x) - x)
+    assert torch.equal(z[1], other[1])
+    for a, b in ((z[0], other[0]), (z[0], z[1]), (z[0], ClipAndNoise(2.0, 0.5, b"else").rows(what, x)[0] - x[0])):
+        assert abs(float(a.std()) - 1) < 0.02
+        assert abs(float(a.mean())) < 0.02
+        assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.02
+    share = (z[0].abs() < 1).double().mean()
+    assert abs(float(share) - 0.6827) < 0.01  # of a normal distribution within one deviation
 
 
 class Masks:
@@ -559,7 +651,7 @@ def test_settings_without_a_meaning_are_refused() -> None:
     with pytest.raises(SettingError, match="least_batch"):
         Limits(least_batch=0)
     with pytest.raises(SettingError, match="clip is above 0"):
-        ClipAndNoise(0.0, 1.0, 1)
+        ClipAndNoise(0.0, 1.0, b"1")
     remote = fleet()
     transport: Any = remote.transport
     transport.here["node-3"] = site(3, limits=replace(OPEN, own_rows=False))

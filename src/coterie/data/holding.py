@@ -8,7 +8,8 @@ one sentence what does not fit; `declare` makes the population that everybody ma
 
 import csv
 import importlib.util
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from coterie.tasks import Task
 GAPS = ("", "na", "nan", "n/a", "null", "none", "?")  # what a table writes where a value is missing
 DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.long}
 SPLIT = "split"  # the column of a table that says which split a row is in, where it has one
+MODES = ("1", "L", "P", "RGB")  # of images that lose nothing as bytes
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 Samples = dict[str, tuple[Tensor, Tensor]]  # split → inputs and targets
 
@@ -89,7 +91,7 @@ def read(kind: str, source: str, schema: Schema, key: str) -> Found:
         return _checked(READERS[kind](source, schema, key), schema)
     except DataError as error:
         raise DataError(f"client {key!r}, {source}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"client {key!r}: {source} cannot be read: {error}") from None
 
 
@@ -113,7 +115,9 @@ def _csv(source: str, schema: Schema, key: str) -> Found:
     table = np.empty((len(rows), len(schema.columns)))
     labels = []
     for i, row in enumerate(rows):
-        line = f"line {i + 2}"
+        line = f"row {i + 1}"
+        if None in row or None in row.values():
+            raise DataError(f"{line} has more or fewer values than the header has names")
         for j, name in enumerate(schema.columns):
             table[i, j] = _number(row[name], f"{line}, column {name!r}")
         labels.append(_label(row[schema.target], schema, f"{line}, column {schema.target!r}"))
@@ -156,7 +160,7 @@ def _own_splits(rows: Sequence[Mapping[str, str]]) -> dict[str, NDArray[np.int64
     said = [(row[SPLIT] or "").strip() for row in rows]
     for i, word in enumerate(said):
         if word not in SPLITS:
-            raise DataError(f"line {i + 2}: the split is {word!r}, not {', '.join(SPLITS)}")
+            raise DataError(f"row {i + 1}: the split is {word!r}, not {', '.join(SPLITS)}")
     return {split: np.flatnonzero([word == split for word in said]) for split in SPLITS}
 
 
@@ -187,13 +191,19 @@ def _images(source: str, schema: Schema, key: str) -> Found:
     pixels: list[NDArray[np.uint8]] = []
     labels: list[int] = []
     owner: list[str] = []
+    others = 0
     for split, folder in parts.items():
         for below in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
             if not below.is_dir() or below.name not in schema.classes:
                 raise DataError(f"{below.relative_to(root)} is no folder of a class: {', '.join(schema.classes)}")
-            for path in sorted(p for p in below.iterdir() if p.suffix.lower() in IMAGES):
+            for path in sorted(p for p in below.iterdir() if not p.name.startswith(".")):
+                if path.suffix.lower() not in IMAGES:
+                    others += 1
+                    continue
                 try:
                     with Image.open(path) as image:
+                        if image.mode not in MODES:
+                            raise DataError(f"{path.relative_to(root)} is {image.mode}, not one of {', '.join(MODES)}")
                         array = np.asarray(image.convert("L" if schema.shape[0] == 1 else "RGB"))
                 except (UnidentifiedImageError, OSError) as error:
                     raise DataError(f"{path.relative_to(root)} is no image: {error}") from None
@@ -210,15 +220,16 @@ def _images(source: str, schema: Schema, key: str) -> Found:
         if said
         else _splits(len(pixels), schema, key)
     )
-    return Found(_dealt(torch.from_numpy(np.stack(pixels)), torch.tensor(labels), places))
+    facts = {"files that are no images": others} if others else {}
+    return Found(_dealt(torch.from_numpy(np.stack(pixels)), torch.tensor(labels), places), facts)
 
 
 def _tensors(source: str, schema: Schema, key: str) -> Found:
-    """A safetensors file with inputs and targets, or with train/inputs, train/targets and so on."""
+    """A safetensors or npz file with inputs and targets, or with train/inputs, train/targets and so on. No pickle."""
     try:
-        found = load_file(source)
-    except SafetensorError as error:
-        raise DataError(f"it is no safetensors file: {error}") from None
+        found = _arrays(source) if source.endswith(".npz") else load_file(source)
+    except (SafetensorError, zipfile.BadZipFile, ValueError, TypeError) as error:
+        raise DataError(f"it is no safetensors file, nor npz with plain arrays: {error}") from None
     if {"inputs", "targets"} <= set(found):
         _together(found["inputs"], found["targets"], "")
         return Found(_dealt(found["inputs"], found["targets"], _splits(len(found["inputs"]), schema, key)))
@@ -233,25 +244,50 @@ def _tensors(source: str, schema: Schema, key: str) -> Found:
     return Found(samples)
 
 
-def _loader(source: str, schema: Schema, key: str) -> Found:
-    """The user's own function: its key and schema in, pairs by split, or one pair, out."""
+def _arrays(source: str) -> dict[str, Tensor]:
+    with np.load(source, allow_pickle=False) as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files}
+
+
+def function(source: str) -> Callable[..., Any]:
+    """A function of the site's own code, given as FILE.py:FUNCTION."""
     path, colon, name = source.rpartition(":")
     if not colon:
-        raise DataError("a loader is given as FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location("coterie_site_loader", path)
+        raise DataError(f"own code is given as FILE.py:FUNCTION, not {source!r}")
+    spec = importlib.util.spec_from_file_location("coterie_site_code", path)
     if spec is None or spec.loader is None or not Path(path).is_file():
-        raise DataError("it is no Python file")
+        raise DataError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise DataError(f"it has no function {name!r}")
-    given = function(key, schema)
-    if isinstance(given, Mapping):
-        return Found({s: (torch.as_tensor(x), torch.as_tensor(y)) for s, (x, y) in given.items()})
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise DataError("a loader returns (inputs, targets), or those by split")
-    inputs, targets = torch.as_tensor(given[0]), torch.as_tensor(given[1])
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise DataError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise DataError(f"{path} has no function {name!r}")
+    made: Callable[..., Any] = found
+    return made
+
+
+def _loader(source: str, schema: Schema, key: str) -> Found:
+    """The user's own function: its key and schema in, pairs by split, or one pair, out."""
+    load = function(source)
+    try:
+        given = load(key, schema)
+    except Exception as error:
+        raise DataError(f"the loader raised {type(error).__name__}: {error}") from error
+    pairs = dict(given) if isinstance(given, Mapping) else {"": given}
+    samples: Samples = {}
+    for split, pair in pairs.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise DataError("a loader returns (inputs, targets), or those by split")
+        try:
+            samples[split] = torch.as_tensor(pair[0]), torch.as_tensor(pair[1])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"what the loader returns are no arrays: {error}") from None
+    if "" not in samples:
+        return Found(samples)
+    inputs, targets = samples[""]
     _together(inputs, targets, "")
     return Found(_dealt(inputs, targets, _splits(len(inputs), schema, key)))
 

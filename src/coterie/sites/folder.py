@@ -26,13 +26,13 @@ from safetensors.torch import save as encode
 from coterie.data import holding
 from coterie.data.holding import Found, Schema
 from coterie.data.population import SPLITS
-from coterie.errors import DataError, RecordError, SettingError
+from coterie.errors import CoterieError, DataError, RecordError, SettingError
 from coterie.experiments import populations, reader, toml
 from coterie.experiments.reader import Experiment
 from coterie.fleet import wire
 from coterie.runs import files
 from coterie.settings import build, hint
-from coterie.sites.site import ClipAndNoise, Limits, Site
+from coterie.sites.site import ClipAndNoise, Guard, Limits, Scope, Site
 
 SITE, EXPERIMENT, SECRET, DATA, PROGRAMS = "site.toml", "experiment.toml", "secret", "data", "bin"
 PROGRAM = """\
@@ -45,11 +45,28 @@ main()
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The `[guard]` table: rows are cut to a norm and get noise before they leave."""
+class Guarded:
+    """The `[guard]` table: what is done to rows and sums before they leave.
 
-    clip: float
+    Either rows are cut to a norm and get noise of that many norms, or the site's own code does what it does: a function
+    that makes a `coterie.sites.site.Guard` of the site's secret.
+    """
+
+    clip: float | None = None
     noise: float = 0.0
+    code: str | None = None  # FILE.py:FUNCTION
+
+    def __post_init__(self) -> None:
+        """Refuse both and neither."""
+        if (self.clip is None) == (self.code is None):
+            raise SettingError("give clip (and noise), or code = 'FILE.py:FUNCTION'")
+
+    def made(self, secret: bytes) -> Guard:
+        """The guard of a site."""
+        if self.code is None:
+            return ClipAndNoise(float(self.clip or 0), self.noise, secret)
+        guard: Guard = holding.function(self.code)(secret)
+        return guard
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,7 @@ class Settings:
     device: str = "cpu"
     share_seed: bool = False  # for tests: batches that everyone can predict
     limits: Limits = field(default_factory=Limits)
-    guard: Noise | None = None
+    guard: Guarded | None = None
 
 
 class SiteFolder:
@@ -81,18 +98,20 @@ class SiteFolder:
         declared, schema = _declared(experiment)
         if key not in declared.keys:
             raise SettingError(f"the experiment declares no client {key!r}: {hint(key, declared.keys)}")
-        given = {"clients": {}} if not (folder / SITE).exists() else dataclasses.asdict(_settings(folder / SITE))
+        known = _settings(folder / SITE) if (folder / SITE).exists() else Settings({})
+        given = dataclasses.asdict(known)  # written out, so that everything can be seen and changed
         text = toml.dump(reader.plain(experiment))
         if (folder / EXPERIMENT).exists() and (folder / EXPERIMENT).read_text("utf-8") != text:
             raise SettingError(f"{folder} is a site of another experiment: give another folder")
         found = holding.read(kind, source, schema, key)
         holding.hold(declared, {key: found.samples})  # whether the model takes them
         with files.explained("the site's folder", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(stat.S_IRWXU)  # the secret, data and models are nobody else's
             for name in (DATA, PROGRAMS):
                 (folder / name).mkdir(parents=True, exist_ok=True)
             if not (folder / SECRET).exists():
                 files.write(folder / SECRET, secrets.token_bytes(32))
-                (folder / SECRET).chmod(stat.S_IRUSR | stat.S_IWUSR)
             files.write(folder / EXPERIMENT, text.encode())
             program = folder / PROGRAMS / "flwr-clientapp"
             files.write(program, PROGRAM.format(python=sys.executable).encode())
@@ -130,7 +149,7 @@ class SiteFolder:
         """The site itself, with the data that were made ready."""
         declared, _ = _declared(self.experiment)
         secret = (self.folder / SECRET).read_bytes()
-        settings, guard = self.settings, self.settings.guard
+        settings, guard, budget = self.settings, self.settings.guard, self.experiment.budget
         if settings.approved != self.hash:
             raise SettingError("this site has not approved the experiment in its folder")
         return Site(
@@ -139,10 +158,11 @@ class SiteFolder:
             self.folder,
             settings.limits,
             experiment=self.hash,
-            dtype=getattr(torch, self.experiment.budget.dtype),
+            dtype=getattr(torch, budget.dtype),
             device=settings.device,
             share_seed=settings.share_seed,
-            guard=None if guard is None else ClipAndNoise(guard.clip, guard.noise, int.from_bytes(secret[:7])),
+            guard=None if guard is None else guard.made(secret),
+            scope=Scope(tuple(self.experiment.algorithms), budget.seeds, budget.rounds),
         )
 
     def answer(self, block: bytes, asker: str) -> bytes:
@@ -164,8 +184,11 @@ def answer(folder: Path, block: bytes, asker: str) -> bytes:
     """A site's answer; a refusal, in one sentence that names no path, where it cannot even be opened."""
     try:
         return SiteFolder(folder).answer(block, asker)
-    except SettingError as error:
-        return wire.seal({"refused": " ".join(str(error).split()).replace(str(folder), "the site")[: wire.NAME]})
+    except CoterieError as error:
+        why = " ".join(str(error).split()).replace(str(folder), "the site")
+    except Exception as error:
+        why = f"{type(error).__name__} at the site"
+    return wire.seal({"refused": why[: wire.NAME]})
 
 
 def _declared(experiment: Experiment) -> Any:
@@ -195,6 +218,10 @@ def _settings(path: Path) -> Settings:
         if not isinstance(how, Mapping) or len(how) != 1 or next(iter(how)) not in holding.READERS:
             raise SettingError(f"{path}: [clients.{key}] says one of {', '.join(holding.READERS)}, and where it is")
     made = build(Settings, given | {"clients": {}}, str(path))
+    try:
+        torch.empty(0, device=made.device)
+    except (RuntimeError, AssertionError):
+        raise SettingError(f"{path}: torch sees no device {made.device!r} here") from None
     return dataclasses.replace(made, clients={key: dict(how) for key, how in clients.items()})
 
 
@@ -203,4 +230,4 @@ def _write(path: Path, settings: Mapping[str, Any]) -> None:
     files.write(path, toml.dump({k: v for k, v in settings.items() if v is not None}).encode())
 
 
-__all__ = ["EXPERIMENT", "PROGRAMS", "SITE", "Noise", "Settings", "SiteFolder", "answer", "schema"]
+__all__ = ["EXPERIMENT", "PROGRAMS", "SITE", "Guarded", "Settings", "SiteFolder", "answer", "schema"]

@@ -8,6 +8,7 @@ Batches are drawn with the site's own secret unless a seed is shared, which is f
 aim at it. Initial models and sketches follow the run's seed, which everyone knows.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor
 
 from coterie import draws
@@ -27,6 +30,7 @@ from coterie.fleet.compress import squeezed
 from coterie.fleet.loop import Kept, LoopFleet
 from coterie.fleet.remote import identity, secret_seed
 from coterie.fleet.wire import Arrays, WireError
+from coterie.runs import files
 from coterie.settings import whole
 from coterie.sites.versions import Versions
 
@@ -36,11 +40,13 @@ class Limits:
     """What a site answers at all."""
 
     kinds: tuple[str, ...] = ("gradient", "loss", "fit", "predict", "evaluate")
-    per_round: int = 200  # asks in a round, repeated ones included
-    per_batch: int = 64  # models that may be asked about on one batch: each tells something else about the same samples
+    per_round: int = 1000  # models that may be asked about in a round, as often as they are
+    per_batch: int = 64  # different models on one batch: each tells something else about the same samples
     least_batch: int = 8  # samples that an answer is a mean over
     most_steps: int = 10_000  # of training in one ask
     own_rows: bool = False  # whether a model that lives here may leave
+    buffers: bool = True  # whether BatchNorm's statistics may leave, for methods that evaluate everyone's mean
+    studies: int = 20  # how often the experiment may be served anew
     message_mb: int = 1024  # the largest message that is read
 
     def __post_init__(self) -> None:
@@ -48,8 +54,24 @@ class Limits:
         for kind in self.kinds:
             if kind not in wire.KINDS:
                 raise SettingError(f"limits.kinds: there is no ask {kind!r}, there are {', '.join(wire.KINDS)}")
-        for name in ("per_round", "per_batch", "least_batch", "most_steps", "message_mb"):
+        for name in ("per_round", "per_batch", "least_batch", "most_steps", "studies", "message_mb"):
             whole(f"limits.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an experiment says it will do; a site answers for nothing beyond."""
+
+    algorithms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rounds: int
+
+    def check(self, algorithm: str, seed: int, t: int = 0) -> None:
+        """Refuse a run, or a round, of which the experiment says nothing."""
+        if algorithm not in self.algorithms or seed not in self.seeds:
+            raise WireError("the experiment has no such algorithm, or no such seed")
+        if t > self.rounds:
+            raise WireError(f"the experiment has {self.rounds} rounds")
 
 
 @dataclass(frozen=True)
@@ -65,14 +87,21 @@ class Leaving:
 
 
 class Guard(Protocol):
-    """The place for clipping and noise, and for masks of secure sums."""
+    """The place for clipping and noise, and for masks of secure sums.
+
+    Losses, metrics and predictions do not pass here: what may not leave as it is, `limits.kinds` leaves out.
+    """
 
     def rows(self, what: Leaving, rows: Tensor) -> Tensor:
         """Gradients or updates, one per pair, before they are summed or leave."""
         ...
 
     def sums(self, what: Leaving, sums: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Each client's part of the sums of give="sum", as it leaves."""
+        """Each client's part of the sums of give="sum", as it leaves: where masks that cancel are added.
+
+        Whoever adds them agrees with the sites of `what.among` on masks for `what.run`, `what.round` and `what.place`.
+        Nothing brings masks of a site that then fails back; its phase is lost.
+        """
         ...
 
 
@@ -80,13 +109,15 @@ class Guard(Protocol):
 class ClipAndNoise:
     """Rows cut to a norm, with Gaussian noise of `noise`·`clip` on every number.
 
-    Noise follows from the site's secret and the ask's place, so that a repeated message cannot average it away. How
-    much privacy that is depends on how often is asked: accounting is the user's.
+    Noise follows from the site's secret and the very row that it hides, by a cryptographic hash: a repeated question
+    gets the same noise and cannot average it away, two rows that differ in anything get noises that have nothing to do
+    with each other, and entries that are known to be zero tell nothing of the noise on others. How much privacy that is
+    depends on how often is asked: accounting is the user's.
     """
 
     clip: float
     noise: float
-    secret: int
+    secret: bytes
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -97,12 +128,14 @@ class ClipAndNoise:
         """Clip, then add noise."""
         norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         rows = rows * (self.clip / norm.clamp(min=self.clip))
-        noisy = []
-        for pair, row in enumerate(rows):
-            key = draws.fold_int(self.secret, draws.name("noise"), draws.name(what.run), what.round, what.place, pair)
-            z = draws.normal(draws.fold(torch.tensor(key), torch.arange(len(row))))
-            noisy.append(row + self.noise * self.clip * z.to(row.dtype))
-        return torch.stack(noisy)
+        return torch.stack([row + self.noise * self.clip * self._normal(row) for row in rows]) if self.noise else rows
+
+    def _normal(self, row: Tensor) -> Tensor:
+        """Standard normal numbers that nobody without the secret can make."""
+        key = hashlib.blake2b(row.cpu().numpy().tobytes(), key=hashlib.sha256(b"noise " + self.secret).digest())
+        stream = hashlib.shake_256(key.digest()).digest(8 * len(row))
+        uniform = ((np.frombuffer(stream, dtype="<u8") >> 11) + 0.5) * 2.0**-53
+        return torch.from_numpy(ndtri(uniform)).to(row)
 
     def sums(self, what: Leaving, sums: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Rows were dealt with before they were summed."""
@@ -153,6 +186,7 @@ class Site:
     device: str = "cpu"
     share_seed: bool = False  # for tests: draw as a simulator would
     guard: Guard | None = None
+    scope: Scope | None = None  # None: nothing is known of the experiment
     kept: int = 3  # rounds a server can go back
     _runs: dict[tuple[str, int], tuple[_Clients, Versions]] = field(default_factory=dict, repr=False)
 
@@ -179,21 +213,29 @@ class Site:
         run, seed = wire.field(head, "run", str), wire.field(head, "seed", int)
         clients, versions = self._opened(run, seed)
         if head.get("hello") is True:
-            return self._introduce(clients)
+            return self._introduce(clients, asker)
         t = wire.field(head, "round", int)
         watch = head.get("watch") is True
         opening = -1 if watch else wire.field(head, "opening", int)
         phase = 0 if watch else wire.field(head, "phase", int)
         if t < 0 or (not watch and (opening < 0 or phase < 1)):
             raise WireError("rounds, openings and phases are not negative")
+        if self.scope is not None:
+            self.scope.check(run.rpartition("/")[2], seed, t)
         base = versions.latest() if watch else versions.at(t, opening, phase)
         before = versions.read(base)
         clients._restore(dict(before))
         clients.t, clients.means = t, arrays
         if "collect" in head:
-            return self._collected(clients, wire.field(head, "collect", list))
+            return self._collected(clients, wire.field(head, "collect", list), asker, run, t)
         asks = self._asks(head, arrays, clients, watch)
-        versions.count(t, len(asks), self.limits.per_round)
+        pairs, batches = 0, dict[str, set[str]]()
+        for _, place, ask, _ in asks:
+            pairs += ask.m
+            for batch, model in self._questions(ask, t, place, base):
+                batches.setdefault(batch, set()).add(model)
+        bucket = versions.round if watch else t  # whoever watches says any round
+        versions.count(bucket, pairs, batches, self.limits.per_round, self.limits.per_batch)
         answers: Arrays = {}
         precision = wire.field(head, "precision", str)
         if precision not in ("full", *wire.PRECISIONS):
@@ -216,6 +258,7 @@ class Site:
 
     def _opened(self, run: str, seed: int) -> tuple[_Clients, Versions]:
         if (run, seed) not in self._runs:
+            self._admit(run, seed)
             name = f"{draws.name(run) & ((1 << 63) - 1):x}-{seed}"
             folder = None if self.folder is None else self.folder / "state" / name
             secret = None if self.share_seed else self.secret
@@ -223,24 +266,42 @@ class Site:
             self._runs[run, seed] = (clients, Versions(folder, self.kept))
         return self._runs[run, seed]
 
-    def _introduce(self, clients: _Clients) -> bytes:
+    def _admit(self, run: str, seed: int) -> None:
+        """Refuse what the experiment does not say, and one study too many."""
+        study, _, algorithm = run.rpartition("/")
+        if self.scope is not None:
+            self.scope.check(algorithm, seed)
+        if self.folder is None:
+            return
+        known = self.folder / "state" / "studies.json"
+        studies = files.read_json(known) if known.exists() else []
+        if study not in studies:
+            if len(studies) >= self.limits.studies:
+                raise WireError(f"the experiment was served {len(studies)} times: this site takes part in no more")
+            known.parent.mkdir(exist_ok=True)
+            files.write_json(known, [*studies, study])
+
+    def _introduce(self, clients: _Clients, asker: str) -> bytes:
         """Who is here: keys, how much data each has, and how wide their models are."""
         sizes = torch.stack([clients._sizes[split] for split in SPLITS], 1)
-        self._log({"hello": list(self.population.keys)})
+        self._log({"asker": asker, "hello": list(self.population.keys), "numbers": sizes.numel()})
         return wire.seal(
             {"clients": list(self.population.keys)},
             {"identity": identity(self.secret), "sizes": sizes, "widths": clients._widths.clone()},
         )
 
-    def _collected(self, clients: _Clients, memories: Sequence[Any]) -> bytes:
+    def _collected(self, clients: _Clients, memories: Sequence[Any], asker: str, run: str, t: int) -> bytes:
         """Buffers, for methods that evaluate one model with everyone's mean."""
+        if not self.limits.buffers:
+            raise WireError("buffers stay at this site")
         found: Arrays = {}
         for c, key in enumerate(self.population.keys):
             for memory in memories:
                 if not isinstance(memory, str):
                     raise WireError("a memory is a name")
                 found |= {f"{key}/{memory}/{name}": value for name, value in clients.buffers_of(c, memory).items()}
-        self._log({"collected": sum(v.numel() for v in found.values())})
+        numbers = sum(v.numel() for v in found.values())
+        self._log({"asker": asker, "run": run, "round": t, "ask": "buffers", "numbers": numbers})
         return wire.seal({"collected": len(found)}, found)
 
     def _asks(
@@ -282,10 +343,25 @@ class Site:
             steps = max(ask.plan.steps_for(int(size)) for size in sizes)
             if steps > limits.most_steps:
                 raise WireError(f"{steps} steps are too many: this site takes {limits.most_steps}")
-        which = torch.stack([ask.clients, torch.zeros_like(ask.clients) if ask.draw is None else ask.draw])
-        often = int(torch.unique(which, dim=1, return_counts=True)[1].max())
-        if often > limits.per_batch:
-            raise WireError(f"{often} models on one batch are too many: this site answers for {limits.per_batch}")
+
+    def _questions(self, ask: Ask, t: int, place: int, base: str) -> list[tuple[str, str]]:
+        """On which batch each pair asks, and about which model, where that is about a batch."""
+        if not isinstance(ask, (Gradient, Loss, Fit)):
+            return []
+        plan = ask.plan if isinstance(ask, Fit) else ask
+        if plan.batch is None:
+            where = f"all {ask.split}"
+        elif plan.sampling == "epoch":
+            where = f"{t} epoch {ask.split} {ask.memory}"  # wherever in the epoch
+        else:
+            where = f"{t} {place} {ask.split}"
+        if isinstance(ask.models, Own):
+            marks = [f"{base} {ask.models.slot}"] * ask.m
+        else:
+            rows = [hashlib.blake2b(row.cpu().numpy().tobytes(), digest_size=8).hexdigest() for row in ask.models]
+            marks = rows if ask.at is None else [rows[k] for k in ask.at.tolist()]
+        draw = [0] * ask.m if ask.draw is None else ask.draw.tolist()
+        return [(f"{where} {key} {d}", mark) for key, d, mark in zip(self._keys(ask), draw, marks, strict=True)]
 
     def _guarded(self, clients: _Clients, ask: Ask, what: Leaving) -> Answer:
         """The answer, with rows and sums as the guard lets them go."""
@@ -371,4 +447,4 @@ def part(population: Population, clients: Sequence[int]) -> Population:
     )
 
 
-__all__ = ["ClipAndNoise", "Guard", "Leaving", "Limits", "Site", "part"]
+__all__ = ["ClipAndNoise", "Guard", "Leaving", "Limits", "Scope", "Site", "part"]

@@ -28,7 +28,7 @@ _BLANK: dict[str, Any] = {
     "past": [],  # [round, the version before it] of earlier rounds
     "lost": -1,  # the last round whose version is gone
     "next": 0,
-    "answered": [0, 0],  # a round, and how many asks were answered in it
+    "asked": {},  # round → how many models were asked about, and which of them on which batch
 }
 
 
@@ -94,12 +94,27 @@ class Versions:
             self._write(now, after)
         self._index = index | {"round": t, "opening": opening, "phase": phase, "base": base, "now": now}
 
-    def count(self, t: int, asks: int, most: int) -> None:
-        """Note that so many asks of a round are answered, repeats included, unless that is too many."""
-        done = self._index["answered"][1] if self._index["answered"][0] == t else 0
-        if done + asks > most:
-            raise WireError(f"round {t} has more than the {most} asks that this site answers in one")
-        self._index["answered"] = [t, done + asks]
+    def count(self, t: int, models: int, batches: Mapping[str, set[str]], most: int, per_batch: int) -> None:
+        """Note what is about to be answered in a round, unless it is too much.
+
+        Models are counted as often as they are asked about; on one batch only those that differ: the same question has
+        the same answer. What was asked is kept as long as a server can go back to that round.
+        """
+        asked = self._index["asked"]
+        done, before = asked.get(str(t), [0, {}])
+        if done + models > most:
+            raise WireError(f"round {t} asks about more than the {most} models that this site answers for in one")
+        after = {batch: sorted({*before.get(batch, ()), *marks}) for batch, marks in batches.items()}
+        often = max(map(len, after.values()), default=0)
+        if often > per_batch:
+            raise WireError(f"{often} models on one batch are too many: this site answers for {per_batch}")
+        kept = {r: what for r, what in asked.items() if int(r) > self._index["lost"]}
+        self._index["asked"] = {**kept, str(t): [done + models, {**before, **after}]}
+
+    @property
+    def round(self) -> int:
+        """The last round that was opened."""
+        return int(self._index["round"])
 
     def _write(self, version: str, tensors: Mapping[str, Tensor]) -> None:
         if self.folder is None:
