@@ -135,12 +135,12 @@ def test_no_pull_is_local_training() -> None:
         ("constant", lambda t: 3 / 8),
         ("time", lambda t: min(1, 3 / (t + 1))),
         ("mixed", lambda t: 3 / 8 if t < 4 else min(1, 3 / (t + 1))),
-        ("power", lambda t: 3 / 8 if t < 5 else (t + 1) ** -0.5),
+        ("power", lambda t: 3 / 8 if t <= 4 else t**-0.5),
         ("all", lambda t: 1.0),
     ],
 )
 def test_pairs_are_drawn_with_the_probability_of_the_schedule(schedule: Any, expected: Any) -> None:
-    algo = CoBo(schedule=schedule, c=3.0, switch=5, rounds=2000)
+    algo = CoBo(schedule=schedule, c=3.0, switch=4, rounds=2000)
     fleet = StackedFleet(classes(linear, n=8), seed=0)
     for t in (0, 3, 4, 9, 40):
         assert algo.chance(t, 8) == pytest.approx(expected(t))
@@ -305,12 +305,28 @@ def test_the_quantities_of_the_theory_on_quadratics_equal_their_closed_forms() -
     assert float(info.extra["consensus"]) == pytest.approx(pulled, abs=1e-9)
 
 
+def test_the_reference_preset_is_what_the_published_code_does() -> None:
+    algo = make("cobo-reference", rounds=40_000)
+    told = {"lr": 0.1, "rho": 0.05, "gamma": 0.01, "batch": 128, "momentum": 0.9, "warmup": 2}
+    assert {name: getattr(algo, name) for name in told} == told
+    assert not algo.shared
+    assert not algo.select_first
+    chances = [algo.chance(t, 8) for t in (0, 800, 801, 39_999)]
+    assert chances == pytest.approx([0.25, 0.25, 801**-0.5, 39_999**-0.5])
+
+
+def test_theory_must_be_told_the_groups() -> None:
+    with pytest.raises(ValueError, match="true group"):
+        CoBo(theory=True).init(StackedFleet(classes(linear, n=3), seed=0))
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         {"momentum": 1.0},
         {"lr": -1.0},
         {"local_steps": 3, "select_first": False},
+        {"local_steps": 3, "momentum": 0.9},
         {"schedule": "often"},
         {"domain": "sphere"},
         {"bach": 3},

@@ -72,6 +72,16 @@ def test_curves_are_means_over_seeds_of_means_over_clients(out: Path) -> None:
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["cobo", "local", "fedavg"]
 
 
+@pytest.mark.parametrize(("least", "scale"), [(0.1, "linear"), (1e-5, "log")])
+def test_an_axis_is_logarithmic_where_values_span_decades(out: Path, least: float, scale: str) -> None:
+    write_run(out, "local", 0, [(1.2 - least) / (1 - 0.8 * np.exp(-3))])  # the loss at which it ends
+    (compared,) = comparisons(collect([out]))
+    figure = figures._curves(compared, figures._looks(["local"]))
+    assert figure is not None
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", scale]
+    assert figure.axes[1].get_ylim()[0] <= least
+
+
 def test_a_line_that_was_never_finished_is_left_out_and_a_broken_one_is_said(out: Path) -> None:
     run = write_run(out, "fedavg", 0, [0.5, 0.5], rounds=(1, 2))
     with (run / "metrics.jsonl").open("a") as lines:

@@ -220,10 +220,14 @@ def test_the_graph_is_compared_with_the_true_one_early_and_in_the_end():
     groups = (0, 0, 1, 1)
     told = dataclasses.replace(people(), groups=groups)
     budget = Budget(rounds=20, evaluate_every=10)
-    oracle = drive(StackedFleet(told), make("oracle", {"plan": PLAN}, groups=groups), budget).result["graph"]
+    result = drive(StackedFleet(told), make("oracle", {"plan": PLAN}, groups=groups), budget).result
+    assert result["found"] == {"graphs": 5, "exact": 5}  # the first three, and those of two evaluations
+    oracle = result["graph"]
     assert list(oracle) == ["3", "20"]
     assert all(g["found"] == 1 and g["top_share"] == 1 and g["across"] == 0 for g in oracle.values())
-    alike = drive(StackedFleet(told), make("fedavg", {"plan": PLAN}), budget).result["graph"]["20"]
+    result = drive(StackedFleet(told), make("fedavg", {"plan": PLAN}), budget).result
+    assert result["found"] == {"graphs": 5, "exact": 0}
+    alike = result["graph"]["20"]
     assert alike["found"] == 0
     assert alike["l1"] == pytest.approx((58 / 46 + 34 / 46) / 2)  # rows by data: 7, 10, 13 and 16 of 46
     assert drive(StackedFleet(people()), make("local", {"plan": PLAN}), budget).result["graph"] == {}

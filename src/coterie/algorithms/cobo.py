@@ -15,10 +15,13 @@ present are paired, and only those that answer pull and are pulled: a newcomer e
 simplex), one that left pulls nobody.
 
 `local_steps` is for use across a network: the client takes so many steps of (3) by itself, towards its neighbours'
-models of the round's start and with the weights before this round's selection, so that both still are one phase.
+models of the round's start and with the weights before this round's selection, so that both still are one phase. Its
+steps are plain ones: `momentum` averages one gradient a round.
 
 Where the authors' code departs from the paper we follow the paper. `cobo-reference` follows the code: independent
-starts, selection after the step, an average that starts at the third step, 2/n pairs, and 1/√t after 800 iterations.
+starts, selection after the step, an average that starts at the third step, 2/n pairs, and 1/√t after 800 iterations
+(`power`: t is counted from 0, and 800 is the last at 2/n). Erratum: Example 2's ζ_ij² has the denominator a_i² + a_j²,
+not its square, and it is a lower bound.
 
 Travels: up m·d + 2·pairs·d, down m·d + 2·pairs·d; phases 1; graphs ≤ 8; rows max(n, 2·pairs).
 (A sketch sends k numbers up per end instead of d.)
@@ -61,7 +64,7 @@ class CoBo(Algorithm):
     batch: int = 128
     schedule: Literal["constant", "time", "mixed", "all", "power"] = "mixed"  # of the pairs' probability p_t
     c: float = 1.0  # constant: p = c/n; time: p = min(1, c/t)
-    switch: int = 800  # power: iterations at c/n, then t to the power −exponent
+    switch: int = 800  # power: c/n up to this t, from 0; then t to the power −exponent
     exponent: float = 0.5
     domain: Literal["box", "simplex"] | Projection = "box"
     momentum: float = 0.0  # 0.9 in the authors' runs: m ← momentum·m + (1 − momentum)·g
@@ -88,9 +91,13 @@ class CoBo(Algorithm):
             raise SettingError(f"no domain is called {self.domain!r}: {hint(self.domain, DOMAINS)}")
         if self.local_steps > 1 and not self.select_first:
             raise SettingError("local_steps goes out with the selection: leave select_first as it is")
+        if self.local_steps > 1 and self.momentum:
+            raise SettingError("local_steps are plain steps at the client: leave momentum at 0")
 
     def init(self, fleet: Fleet) -> CoBoState:
         """Initial models, and the largest weights there are."""
+        if self.theory and len(self.groups) != fleet.n:
+            raise SettingError(f"cobo must be told the true group of each of {fleet.n} clients for `theory`")
         x = fleet.initial(self.shared).clone()
         w = self.project(torch.ones(fleet.n, fleet.n, dtype=torch.float64, device=fleet.device))
         m = torch.zeros_like(x) if self.momentum else x.new_zeros(fleet.n, 0)
@@ -133,7 +140,7 @@ class CoBo(Algorithm):
             case "mixed":
                 return steady if t < 0.002 * self.rounds else fading
             case "power":
-                return steady if t < self.switch else float((t + 1) ** -self.exponent)
+                return steady if t <= self.switch else float(t**-self.exponent)
             case "all":
                 return 1.0
 

@@ -32,6 +32,7 @@ INK, FAINT, GRID = "#222222", "#777777", "#E6E6E6"
 GAIN, LOSS = COLOURS[0], COLOURS[1]
 NAMED = 24  # clients beyond which their names are left out
 PANELS = 4  # learned graphs beside the true one
+DECADES = 3  # between the largest and the smallest value of a curve beyond which its axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ def _curves(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
                 axes.fill_between(rounds, mean - std, mean + std, color=look.colour, alpha=0.13, lw=0, zorder=2)
             if metric == metrics[0] and rounds:
                 ends[name] = float(mean[-1])
+        drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+        if len(drawn) and 0 < drawn.min() < drawn.max() * 10.0**-DECADES:
+            axes.set_yscale("log", nonpositive="clip")
+            axes.set_ylim(bottom=drawn.min() / 2)
         axes.set_xlabel("round", fontsize=9.5, color=INK)
         axes.set_title(title(metric).capitalize(), loc="left", fontsize=10, color=INK)
         axes.margins(x=0.02)

@@ -16,7 +16,7 @@ from coterie.data.population import SPLITS
 from coterie.errors import RecordError
 from coterie.experiments.budget import Budget
 from coterie.fleet.base import Fleet
-from coterie.graph.compare import compare
+from coterie.graph.compare import compare, found
 from coterie.runs.best import Best, Measured, named, revealed
 from coterie.runs.checkpoint import Checkpoint
 from coterie.runs.files import DiskFullError
@@ -88,6 +88,7 @@ class _Run:
         self.rounds: list[tuple[int, Info]] = []  # not yet written
         self.truth = true_graph(fleet.population.groups)
         self.early: dict[str, Tensor] = {}  # the graph after an eighth of the rounds, by that round
+        self.exact = {"graphs": 0, "exact": 0}  # of the graphs drawn, how many join exactly the true groups
         self.done = 0
         self.before = 0.0  # seconds of earlier processes
         self.began = time.perf_counter()
@@ -186,6 +187,9 @@ class _Run:
             lines.append({"round": done, "kind": "training", "loss": loss, "ok": info.ok.tolist(), "extra": info.extra})
             if info.graph.numel() and self.record is not None:
                 self.record.graph(done, info.graph)
+            if info.graph.numel() and self.truth is not None:
+                self.exact["graphs"] += 1
+                self.exact["exact"] += found(info.graph, self.truth)
         self.rounds = []
         return lines
 
@@ -205,6 +209,7 @@ class _Run:
         early, graph = pack(self.early, "early")
         fleet, kept = pack(self.fleet.state(), "fleet")
         note = {"algorithm": tree, "runner": best, "early": early, "fleet": fleet, "seconds": self.seconds}
+        note["found"] = self.exact
         self.record.save(Checkpoint(self.done, note, tensors | more | graph | kept))
 
     def restore(self, point: Checkpoint, kind: type) -> Any:
@@ -214,6 +219,7 @@ class _Run:
         self.early = unpack(point.note["early"], point.tensors, dict, device)
         self.fleet.load(unpack(point.note["fleet"], point.tensors, dict, device))
         self.done, self.before = point.round, point.note["seconds"]
+        self.exact = dict(point.note["found"])
         return unpack(point.note["algorithm"], point.tensors, kind, device)
 
     def pause(self, state: Any) -> Outcome:
@@ -227,6 +233,7 @@ class _Run:
     def finish(self, state: Any, last: Measured | None, graph: Tensor | None) -> Outcome:
         """The result and the models of a run that has come to its end."""
         last = self.measure(state, write=False) if last is None else last
+        self.write(self.training())
         models: dict[str, dict[str, Tensor]] = {}
         if self.budget.keep_models:
             personal = self.algorithm.personal(state)
@@ -246,13 +253,13 @@ class _Run:
             "clients_last": {m: v.tolist() for m, v in last[split].items()},
             "best_round": self.best.round.tolist(),
             "graph": self.graphs(graph),
+            "found": self.exact,
             "ledger": self.fleet.ledger.totals(),
             "seconds": self.seconds,
             "rounds_run": self.done,
             "run": "" if self.record is None else str(self.record.folder),
         }
         if self.record is not None:
-            self.write(self.training())
             if graph is not None:
                 self.record.graph(self.done, graph)
             self.record.finish(result, models)
