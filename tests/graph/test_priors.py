@@ -10,14 +10,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import psi
-from torch import Tensor
+from scipy.special import gammaln, logsumexp, psi
+from torch import Tensor, nn
 
 from coterie import draws
 from coterie.errors import CoterieError, DataError, SettingError
 from coterie.graph import encoder, topologies
 from coterie.graph.communities import adjusted_rand
-from coterie.graph.priors import MMSBM, PRIORS, SBM, Attention, Beliefs, Dirac, Evidence, Prior, mmsbm
+from coterie.graph.priors import (
+    MMSBM,
+    PRIORS,
+    SBM,
+    Attention,
+    AttentionReference,
+    Beliefs,
+    Dirac,
+    Evidence,
+    Prior,
+    attention_reference,
+    mmsbm,
+)
 
 EPS = 1e-6
 
@@ -30,6 +42,7 @@ class Few:
     seed: int = 0
     t: int = 0
     spans: tuple[tuple[int, int], ...] = ((0, 6), (6, 9), (9, 20))
+    shapes: tuple[tuple[int, ...], ...] = ((2, 3), (3,), (1, 11))
     order: tuple[int, ...] = ()
 
     @property
@@ -77,7 +90,9 @@ def not_below(after: Tensor, before: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(
-    "prior", [SBM(3), SBM(1), SBM(4, sweeps=1, learn=False), MMSBM(3), MMSBM(2, sweeps=1), Attention()], ids=str
+    "prior",
+    [SBM(3), SBM(1), SBM(4, sweeps=1, learn=False), MMSBM(3), MMSBM(2, sweeps=1), Attention()],
+    ids=str,
 )
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(case=CASES)
@@ -122,6 +137,104 @@ def test_the_m_step_raises_what_it_fits() -> None:
                 assert (
                     float(prior.elbo(w, moved, seen)) >= float(prior.elbo(w, beliefs, seen)) - 1e-4 * clients.n**2 * EPS
                 )
+
+
+# ---- the bound itself ------------------------------------------------------------------------------------------------
+
+
+def plain_elbo(kind: str, w: Any, log_p: Any, pairs: list[tuple[int, int]], beliefs: dict[str, Any]) -> float:
+    """(41) and its like in appendix F, term by term from the equations."""
+    gamma, alpha, b = beliefs["gamma"] + EPS, beliefs["alpha"] + EPS, beliefs["b"]
+    n, m = gamma.shape
+
+    def pi(i: int, g: int) -> float:  # E log π_ig
+        return float(psi(gamma[i, g]) - psi(gamma[i].sum()))
+
+    def member(of: Any, i: int) -> float:  # E log P(z|π_i) − E log q(z)
+        return sum(of[g] * (pi(i, g) - (math.log(of[g]) if of[g] > 0 else 0)) for g in range(m))
+
+    total = 0.0
+    for i, j in pairs:
+        mine, other = (beliefs["omega"][i], beliefs["omega"][j]) if kind == "sbm" else (
+            beliefs["to"][i, j], beliefs["by"][i, j],
+        )  # fmt: skip
+        x = w[i, j]
+        total += x * log_p[i, j]
+        for g in range(m):
+            for h in range(m):
+                total += mine[g] * other[h] * (x * math.log(b[g, h] + EPS) + (1 - x) * math.log(1 - b[g, h] + EPS))
+        total -= sum(p * math.log(p) for p in (x, 1 - x) if p > 0)
+        if kind == "mmsbm":
+            total += member(mine, i) + member(other, j)
+    for i in range(n):
+        if kind == "sbm":
+            total += member(beliefs["omega"][i], i)
+        total += gammaln(alpha.sum()) - gammaln(gamma[i].sum())
+        for g in range(m):
+            total += gammaln(gamma[i, g]) - gammaln(alpha[g]) + (alpha[g] - gamma[i, g]) * pi(i, g)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["sbm", "mmsbm"])
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_the_bound_equals_its_equations_and_no_round_lowers_it(kind: str, share: float) -> None:
+    for seed in range(4):
+        clients, seen = random_case(seed, 7, share, 3.0)
+        prior = PRIORS[kind](3)  # type: ignore[call-arg]
+        w, beliefs = prior.e_step(*prior.init(clients), seen)
+        pairs = [(i, j) for i, j in itertools.permutations(range(7), 2) if seen.known[i, j]]
+
+        def bound(w: Tensor, beliefs: Beliefs, kind: str = kind, seen: Any = seen, pairs: Any = pairs) -> float:
+            return plain_elbo(kind, w.numpy(), seen.log_p.numpy(), pairs, {k: v.numpy() for k, v in beliefs.items()})
+
+        for t in range(4):
+            before = bound(w, beliefs)
+            assert float(prior.elbo(w, beliefs, seen)) == pytest.approx(before, rel=1e-10, abs=1e-9)
+            clients.t = t + 1
+            w, beliefs = prior.e_step(w, beliefs, seen)
+            assert bound(w, beliefs) >= before - 1e-9 * abs(before)
+            beliefs = prior.m_step(w, beliefs, seen)
+
+
+def evidence_of(kind: str, log_p: Any, alpha: Any, b: Any) -> float:
+    """log P(D|θ) by adding up all memberships, π integrated out."""
+    n, m = len(log_p), len(alpha)
+    pairs = list(itertools.permutations(range(n), 2))
+    sides = [(i,) for i in range(n)] if kind == "sbm" else [*pairs, *((j, i) for i, j in pairs)]  # whose π each z is of
+    found = []
+    for z in itertools.product(range(m), repeat=len(sides)):
+        counts = np.zeros((n, m))
+        for side, g in zip(sides, z, strict=True):
+            counts[side[0], g] += 1
+        total = float((gammaln(alpha.sum()) - gammaln(alpha.sum() + counts.sum(1))).sum())
+        total += float((gammaln(alpha + counts) - gammaln(alpha)).sum())
+        for place, (i, j) in enumerate(pairs):
+            g, h = (z[i], z[j]) if kind == "sbm" else (z[place], z[len(pairs) + place])
+            total += math.log(b[g, h] * math.exp(log_p[i, j]) + 1 - b[g, h])
+        found.append(total)
+    return float(logsumexp(found))
+
+
+@pytest.mark.parametrize(("kind", "n"), [("sbm", 4), ("mmsbm", 2)])
+def test_the_bound_is_below_the_evidence_and_not_far(kind: str, n: int) -> None:
+    for seed in range(3):
+        clients, seen = random_case(seed, n, 1.0, 1.5)
+        prior = PRIORS[kind](2)  # type: ignore[call-arg]
+        w, beliefs = prior.init(clients)
+        for t in range(10):
+            clients.t = t
+            w, beliefs = prior.e_step(w, beliefs, seen)
+        exact = evidence_of(kind, seen.log_p.numpy(), beliefs["alpha"].numpy(), beliefs["b"].numpy())
+        assert exact - 3 < float(prior.elbo(w, beliefs, seen)) < exact
+
+
+@pytest.mark.parametrize("prior", [Attention(), AttentionReference()], ids=str)
+def test_with_attention_the_bound_is_the_evidence(prior: Any) -> None:
+    clients, seen = random_case(1, 6, 0.6, 2.0)
+    w, beliefs = prior.e_step(*prior.init(clients), seen)
+    log_p = prior.log_p(beliefs, seen.known) if isinstance(prior, Attention) else prior.log_p(beliefs, seen)
+    exact = sum(logsumexp((seen.log_p + log_p)[i][seen.known[i]].numpy()) for i in range(6))
+    assert float(prior.elbo(w, beliefs, seen)) == pytest.approx(exact, abs=1e-10)
 
 
 # ---- against plain loops ---------------------------------------------------------------------------------------------
@@ -383,16 +496,108 @@ def test_the_reference_starts_afresh_keeps_b_and_takes_w_before_its_last_sweep()
     assert torch.equal(w, again)
     start = prior.init(clients)[1]
     omega, gamma, b = (start[k].numpy().copy() for k in ("omega", "gamma", "b"))
+    assert b.tolist() == [[0.8, 0.2], [0.2, 0.8]]
+    np.testing.assert_allclose(omega.sum(1), 1, rtol=0, atol=1e-12)
+    assert ((gamma > 0) & (gamma <= 1)).all()
     log_p = np.where(mask, seen.log_p, 0)
-    everyone = np.ones((8, 8), bool)
     for sweep in range(2):
         links = plain_links(2.0 * log_p, omega, b)  # the whole score, over the temperature
         links = 1 / (1 + ((1 - links) / links) ** 0.5)
         for i in clients.uniform(f"order {sweep}", clients.everyone).argsort().tolist():
-            omega[i] = plain_member(i, links, everyone, omega, gamma, b)
+            share = np.zeros(2)
+            for k in range(2):  # (48), neither shifted nor without ε
+                for j in {*range(8)} - {i}:
+                    for h in range(2):
+                        for x, rate in ((links[i, j], b[k, h]), (links[j, i], b[h, k])):
+                            share[k] += omega[j, h] * (x * math.log(rate + EPS) + (1 - x) * math.log(1 - rate + EPS))
+                share[k] += psi(gamma[i, k] + EPS) - psi(gamma[i].sum() + EPS)
+            omega[i] = np.exp(share) / (np.exp(share).sum() + EPS)
             gamma[i] = omega[i] + 1
     np.testing.assert_allclose(w.numpy(), links, rtol=0, atol=1e-10)
     np.testing.assert_allclose(beliefs["omega"].numpy(), omega, rtol=0, atol=1e-10)
+
+
+def test_with_many_clients_the_references_memberships_vanish() -> None:
+    prior = SBM(2, learn=False, reference=True)
+    for n in (20, 100):
+        clients = Few(n, 1)
+        log_p = -4 * torch.rand(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        w, beliefs = prior.e_step(*prior.init(clients), evidence(clients, log_p))
+        assert 7 < float(beliefs["omega"].sum()) < 11
+    assert float((w - torch.sigmoid(log_p)).abs().mean()) < 0.002
+
+
+def test_the_references_attention_is_that_of_one_encoder_a_tensor_and_one_adamw_a_client() -> None:
+    n, lr = 4, 0.2
+    clients, seen = random_case(3, n, 0.7, 2.0)
+    mask = torch.ones(n, n, dtype=torch.bool)
+    mask[2] = mask[1, 3] = False  # one that listens to nobody
+    seen = Evidence(seen.log_p, seen.known, mask, 1.0, seen.moved, clients)
+    allowed = (seen.known & mask).numpy()
+    prior = AttentionReference(lr=lr)
+    _, beliefs = prior.init(clients)
+    nets = nn.ModuleList(
+        nn.Sequential(nn.Linear(math.prod(shape[1:]), 10), nn.Tanh(), nn.Linear(10, 20), nn.Tanh())
+        for shape in clients.shapes
+    ).double()
+    size = [(n_.in_features, n_.weight.numel()) for net in nets for n_ in net if isinstance(n_, nn.Linear)]
+    assert beliefs["phi"].numel() == sum(p.numel() for p in nets.parameters())
+    assert float(beliefs["phi"].abs().max()) <= max(fan**-0.5 for fan, _ in size)
+
+    def load(phi: Tensor) -> None:  # their linear layers keep outputs first, φ inputs first
+        start = 0
+        for net in nets:
+            for layer in (net[0], net[2]):
+                rows, columns = layer.weight.shape
+                layer.weight.data = phi[start : start + rows * columns].view(columns, rows).T.clone()
+                start += rows * columns
+                layer.bias.data = phi[start : start + rows].clone()
+                start += rows
+
+    def flat() -> Tensor:
+        parts = [(layer.weight.T.flatten(), layer.bias) for net in nets for layer in (net[0], net[2])]
+        return torch.cat([p.detach().flatten() for pair in parts for p in pair])
+
+    def scores(i: int) -> Tensor:
+        unit = [-row / (row.norm() + 1e-10) for row in seen.moved()]
+        f = []
+        for j in range(n):
+            each = []
+            for net, shape, (a, b) in zip(nets, clients.shapes, clients.spans, strict=True):
+                mine, other = (net(unit[c][a:b].view(shape[0], -1)) for c in (i, j))
+                each.append((mine * other).sum() / shape[0])
+            f.append(sum(each) / len(each))
+        return torch.stack(f)  # type: ignore[arg-type]
+
+    phi = beliefs["phi"].clone()
+    optimisers: dict[int, Any] = {}
+    for _ in range(3):
+        w, beliefs = prior.e_step(torch.zeros(n, n), beliefs, seen)
+        new = []
+        for i in range(n):
+            at = allowed[i].nonzero()[0].tolist()
+            if not at:
+                assert not bool(w[i].any())
+                continue
+            load(phi)
+            log_p = scores(i)[at].log_softmax(0)
+            expected = (seen.log_p[i, at] + log_p).softmax(0)
+            torch.testing.assert_close(w[i, at], expected.detach(), rtol=0, atol=1e-10)
+            target = seen.log_p[i, at].softmax(0)
+            adam = torch.optim.AdamW(nets.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.01)
+            if i in optimisers:
+                adam.load_state_dict(optimisers[i])
+            adam.zero_grad()
+            (-(target * log_p).sum()).backward()
+            adam.step()
+            optimisers[i] = adam.state_dict()
+            new.append(flat())
+        phi = torch.stack(new).mean(0)
+        beliefs = prior.m_step(w, beliefs, seen)
+        torch.testing.assert_close(beliefs["phi"], phi, rtol=0, atol=1e-9)
+        target = torch.where(seen.known & mask, seen.log_p, -torch.inf)[[0, 1, 3]].softmax(1)
+        torch.testing.assert_close(prior.rank(w, seen)[[0, 1, 3]], target, rtol=0, atol=1e-12)
+    assert attention_reference.HIDDEN == 10
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -443,6 +648,7 @@ def test_weights_of_those_who_are_away_stay_with_oneself() -> None:
         (lambda: SBM(2, inside=1.0), "inside"),
         (lambda: SBM(2, eta2=-1.0), "eta2"),
         (lambda: Attention(lr=-1.0), "lr"),
+        (lambda: AttentionReference(weight_decay=-1.0), "weight_decay"),
     ],
 )
 def test_settings_without_meaning_are_refused(prior: Any, says: str) -> None:
@@ -460,4 +666,4 @@ def test_the_limit_of_mixed_memberships_is_what_it_says() -> None:
 
 
 def test_every_prior_is_tried() -> None:
-    assert set(PRIORS) >= {"dirac", "sbm", "attention", "mmsbm"}
+    assert set(PRIORS) >= {"dirac", "sbm", "attention", "attention_reference", "mmsbm"}

@@ -88,8 +88,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "warmup": 11,
     },
     "scool-attention-reference": {
-        "prior": "attention",
-        "settings": {"reference": True},
+        "prior": "attention_reference",
         "batch": 10,
         "warmup": 11,
         "temperature": 2.0,

@@ -26,7 +26,8 @@ is the empty one. Block models that fit B (the authors' do not) approach it from
 With the baseline Y_ij = 0 means that D_j is as likely as under a model of that loss, such as log(classes) for one that
 guesses. It changes nothing where rows are softmaxes.
 
-The authors' weight decay is the plan's; `lam` is (17)'s λ beside it.
+The authors' weight decay is the plan's; `lam` is (17)'s λ beside it: a step of rate η in every round, or, with exact
+cross-gradients, in every step of the M-step. What a prior adds to the models comes once a round.
 
 Travels: up m·d + pairs, down m·d + pairs·d; phases 2; graphs 1; rows max(n, m²).
 (A round measures m² pairs, after the cut m·(1 + neighbours), always oneself among them, which between real sites stays
@@ -147,7 +148,9 @@ class SCooL(Algorithm):
             x = self.mix(fleet, x, fit.rows, w, heard & ok)
         x = self.settle(fleet, state.x, x, w, beliefs, ok, evidence)
         beliefs = self._prior.m_step(w, beliefs, evidence)
-        mask = self.cut(fleet, w, heard) if self.cross and fleet.t + 1 == self.warmup else state.mask
+        mask = state.mask
+        if self.cross and fleet.t + 1 == self.warmup:
+            mask = self.cut(fleet, self._prior.rank(w, evidence), heard)
         links = (heard & (w > 0) & ok & ok[:, None]).sum() - (heard.diagonal() & (w.diagonal() > 0) & ok).sum()
         extra = {"pairs": torch.tensor(pairs), "links": links, "elbo": elbo}
         info = Info(graph, ok.to(x.device), fit.loss * ok.to(x.device), extra)
@@ -179,14 +182,14 @@ class SCooL(Algorithm):
         rank = mark.argsort(1).argsort(1)
         return here & mask & (rank <= self.peers)
 
-    def cut(self, fleet: Fleet, w: Tensor, heard: Tensor) -> Tensor:
-        """Each row's heaviest others and itself; a keyed draw between equals."""
+    def cut(self, fleet: Fleet, rank: Tensor, heard: Tensor) -> Tensor:
+        """Each row's first others and itself; a keyed draw between equals."""
         if self.budget is None:
             return torch.ones_like(heard)
         n = fleet.n
         i, j = torch.ones_like(heard).nonzero(as_tuple=True)
         ties = fleet.uniform("cut", i, j).view(n, n)
-        return heaviest(torch.where(heard, w, -1), math.ceil(self.budget * (n - 1) - 1e-9), ties)
+        return heaviest(torch.where(heard, rank, -1), math.ceil(self.budget * (n - 1) - 1e-9), ties)
 
     # ---- M-step ------------------------------------------------------------------------------------------------------
 
@@ -215,6 +218,7 @@ class SCooL(Algorithm):
         share = weight[i.to(x.device), j.to(x.device)]
         own, total = weight.diagonal(), weight.sum(1)
         columns = None if self.own is None else fleet.columns(self.own).to(x.device)
+        decay = plan.weight_decay + self.lam
         ok = torch.ones(fleet.n, dtype=torch.bool, device=x.device)
         for _ in range(plan.steps or 0):
             others, mine = fleet.ask(
@@ -226,7 +230,7 @@ class SCooL(Algorithm):
                 slope = slope * (total / (own + others.weight).clamp(min=torch.finfo(x.dtype).tiny))[:, None]
             if columns is not None:
                 slope[:, columns] = mine.rows[:, columns]
-            x = torch.where(mine.ok[:, None], x - plan.lr * (slope + plan.weight_decay * x), x)
+            x = torch.where(mine.ok[:, None], x - plan.lr * (slope + decay * x), x)
             ok = ok & mine.ok
         return x, ok.cpu()
 
@@ -240,7 +244,7 @@ class SCooL(Algorithm):
             if self.own is not None:
                 pull[:, fleet.columns(self.own).to(x.device)] = 0
             moved = moved + pull
-        if self.lam:
+        if self.lam and self.cross_gradients == "first-order":
             moved = moved - rate * self.lam * x
         return torch.where(ok.to(x.device)[:, None], moved, x)
 

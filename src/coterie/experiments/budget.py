@@ -21,6 +21,7 @@ class Budget:
     metrics: tuple[str, ...] | None = None  # which, besides the main metric and the loss; default: all the task has
     keep_models: bool = True  # whether the record holds models; the best ones are in every checkpoint as well
     graphs: int = 40  # about how many graphs the record holds
+    graphs_first: int = 3  # rounds at the start whose graphs are all kept
     fleet: Literal["stacked", "loop"] = "stacked"
     dtype: Literal["float32", "float64"] = "float32"
     autocast: Literal["bfloat16", "float16"] | None = None
@@ -32,6 +33,7 @@ class Budget:
         whole("evaluate_every", self.evaluate_every, 1)
         whole("checkpoint_every", self.checkpoint_every, 1)
         whole("graphs", self.graphs, 1)
+        whole("graphs_first", self.graphs_first, 0)
         if self.patience is not None:
             whole("patience", self.patience, 1)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
@@ -47,7 +49,7 @@ class Budget:
         """Whether the graph of this round is kept: the first few, then evaluation rounds, at most about `graphs`."""
         evaluations = -(-self.rounds // self.evaluate_every)
         step = self.evaluate_every * max(1, -(-evaluations // self.graphs))
-        return done <= 3 or done % step == 0 or done == self.rounds
+        return done <= self.graphs_first or done % step == 0 or done == self.rounds
 
     def saves(self, done: int) -> bool:
         """Whether a checkpoint is due; the end needs none of its own but for the others of a batch."""

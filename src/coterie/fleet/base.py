@@ -121,6 +121,11 @@ class Fleet(ABC):
         starts = self._common.starts
         return tuple(itertools.pairwise(starts))
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each parameter tensor, in the same order."""
+        return tuple(map(tuple, self._common.shapes))
+
     def initial(self, shared: bool = True) -> Tensor:
         """The initial models, n×d: the same for everyone, or one per client drawn with its key."""
         self._common  # noqa: B018  (raises for mixed architectures)

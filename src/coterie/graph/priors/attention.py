@@ -5,8 +5,7 @@
     φ ← φ + η₂ ∇_φ Σ_ij w_ij log p_ij, by Adam                                                             (31)
 
 j = i takes part in both softmaxes. Only measured pairs that are not cut do. `models` adds Σ_ij w_ij ∇_θ log p_ij to the
-models as (30) has it, which the authors' code leaves out. `reference` is what that code fits φ to: the softmax of the
-likelihoods alone instead of w. (Its encoder has two tanh layers, 10 and 20 outputs, for each output unit of a tensor.)
+models as (30) has it, once a round, which the authors' code leaves out (`attention_reference` is that code).
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.graph import encoder
-from coterie.graph.priors.base import Beliefs, Clients, Evidence, Prior, entropy
+from coterie.graph.priors.base import Beliefs, Clients, Evidence, Prior, entropy, softmax
 from coterie.settings import real
 
 
@@ -26,7 +25,6 @@ class Attention(Prior):
     lr: float = 0.1  # η₂
     weight_decay: float = 0.01
     models: bool = False  # whether the prior pulls on the models too, the last term of (30)
-    reference: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -43,7 +41,7 @@ class Attention(Prior):
         """(29)."""
         beliefs = beliefs | {"sketch": encoder.sketch(evidence.moved(), evidence.clients.spans).cpu()}
         allowed = evidence.known & evidence.mask
-        return _softmax(evidence.log_p + self.log_p(beliefs, allowed), allowed), beliefs
+        return softmax(evidence.log_p + self.log_p(beliefs, allowed), allowed), beliefs
 
     def log_p(self, beliefs: Beliefs, allowed: Tensor) -> Tensor:
         """log p_ij."""
@@ -58,10 +56,9 @@ class Attention(Prior):
     def m_step(self, w: Tensor, beliefs: Beliefs, evidence: Evidence) -> Beliefs:
         """(31)."""
         allowed = evidence.known & evidence.mask
-        target = _softmax(evidence.log_p, allowed) if self.reference else w
         phi = beliefs["phi"].clone().requires_grad_()
         log_p = encoder.log_attention(phi, beliefs["sketch"], allowed)
-        (slope,) = torch.autograd.grad(-(target[allowed] * log_p[allowed]).sum(), phi)
+        (slope,) = torch.autograd.grad(-(w[allowed] * log_p[allowed]).sum(), phi)
         return beliefs | encoder.descend(beliefs, slope, self.lr, self.weight_decay)
 
     def pull(
@@ -76,8 +73,3 @@ class Attention(Prior):
         log_p = encoder.log_attention(beliefs["phi"].to(x.device), sketched, allowed)
         (slope,) = torch.autograd.grad((w.to(x.device)[allowed] * log_p[allowed]).sum(), moved)
         return rate * slope
-
-
-def _softmax(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Of each row over those allowed; zeros where nobody is."""
-    return torch.where(allowed, scores.masked_fill(~allowed, -torch.inf).softmax(1), 0)

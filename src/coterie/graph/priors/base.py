@@ -38,6 +38,11 @@ class Clients(Protocol):
         """Where each parameter tensor lies in a row."""
         ...
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """And its shape."""
+        ...
+
     def uniform(self, tag: str, *clients: Tensor) -> Tensor:
         """A number in [0, 1) for each client, or for each tuple of clients in any order, new in every round."""
         ...
@@ -65,7 +70,7 @@ class Evidence:
 
 
 class Prior(ABC):
-    """A subclass is a frozen dataclass of settings, with three or four functions of beliefs and evidence."""
+    """A subclass is a frozen dataclass of settings, with at least three functions of beliefs and evidence."""
 
     likelihood: ClassVar[Literal["own", "cross"]] = "cross"  # with which likelihood it goes (cases 1.1 and 1.2)
 
@@ -85,6 +90,10 @@ class Prior(ABC):
         """The prior's own parameters, given W (9)."""
         return beliefs
 
+    def rank(self, w: Tensor, evidence: Evidence) -> Tensor:
+        """By what neighbours are kept at the cut; n×n, the greater the better."""
+        return w
+
     def pull(
         self, w: Tensor, beliefs: Beliefs, x: Tensor, rate: float, here: Tensor, evidence: Evidence
     ) -> Tensor | None:
@@ -102,3 +111,8 @@ def entropy(p: Tensor) -> Tensor:
     """−p log p, zero at zero."""
     found: Tensor = torch.special.entr(p)
     return found
+
+
+def softmax(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Of each row over those allowed; zeros where nobody is."""
+    return torch.where(allowed, scores.masked_fill(~allowed, -torch.inf).softmax(1), 0)

@@ -10,8 +10,11 @@ not. Sums run over the pairs that were measured: a pair without a likelihood say
 (18) too, though it enters no sum: losses are positive, so log P < 0 and every E-step finds links a little less likely;
 w and B shrink from round to round, the own weight has to shrink with them, and a row's proportions stay.
 
-`reference` is the authors' code: two communities, B and α as they start, everything afresh in every round, the
-temperature under the prior's log-odds too, W from before the last sweep, and log P = 0 for the pairs that were cut.
+`reference` is the authors' code: two communities, B and α as they start, everything afresh in every round (γ uniform in
+(0, 2/M), Ω from Dirichlet(γ)), the temperature under the prior's log-odds too, W from before the last sweep, log P = 0
+for the pairs that were cut, and Ω_i = exp(…)/(Σ exp(…) + ε) without a shift by the largest. The exponents sink with the
+number of clients until ε outweighs them: all memberships together come to about nine, however many clients there are,
+and with a hundred of them W is σ(log P / temperature) but for 0.001 on average.
 """
 
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import psi
+from scipy.special import gammaincinv, psi
 from torch import Tensor
 
 from coterie.graph.priors import blocks
@@ -48,8 +51,11 @@ class SBM(Prior):
     def init(self, clients: Clients) -> tuple[Tensor, Beliefs]:
         """Memberships drawn for each client; no link is known."""
         beliefs = blocks.start(clients.n, self.communities, self.inside, self.across)
-        omega = keyed_simplex(clients, self.communities, "membership")
-        beliefs |= {"omega": omega, "gamma": omega + beliefs["alpha"]}
+        if self.reference:
+            beliefs |= _as_the_authors_start(clients, self.communities)
+        else:
+            omega = keyed_simplex(clients, self.communities, "membership")
+            beliefs |= {"omega": omega, "gamma": omega + beliefs["alpha"]}
         return torch.zeros(clients.n, clients.n, dtype=torch.float64), beliefs
 
     def e_step(self, w: Tensor, beliefs: Beliefs, evidence: Evidence) -> tuple[Tensor, Beliefs]:
@@ -84,7 +90,8 @@ class SBM(Prior):
         odds, off = (part.numpy() for part in blocks.log_rates(beliefs["b"]))
         rates = np.concatenate([odds.T, odds, off.T, off])
         omega: NDArray[Any] = beliefs["omega"].numpy().copy()
-        prior = psi(beliefs["gamma"].numpy() + EPSILON)  # ψ of the sum is the same for all g
+        gamma = beliefs["gamma"].numpy()
+        prior = psi(gamma + EPSILON) - psi(gamma.sum(1, keepdims=True) + EPSILON)
         linked, there = w * pairs, pairs.double()
         ends = [part.contiguous().numpy() for part in (linked, linked.T, there, there.T)]  # from i, to i; the pairs
         for block in np.array_split(order.numpy(), -(-len(order) // BLOCK)):
@@ -94,8 +101,8 @@ class SBM(Prior):
             old, change = omega[block], np.zeros((len(block), omega.shape[1]))
             for i in range(len(block)):
                 score = before[i] + (within[i] @ change).ravel() @ rates
-                share = np.exp(score - score.max())
-                change[i] = share / share.sum() - old[i]
+                share = np.exp(score - (0 if self.reference else score.max()))
+                change[i] = share / (share.sum() + (EPSILON if self.reference else 0)) - old[i]
             omega[block] += change
         members = torch.from_numpy(omega)
         return {"omega": members, "gamma": members + beliefs["alpha"]}
@@ -117,3 +124,14 @@ class SBM(Prior):
         there = pairs.any(1) | pairs.any(0)
         alpha = blocks.fitted_alpha(beliefs["alpha"], beliefs["gamma"][there], self.eta2)
         return beliefs | {"b": b, "alpha": alpha}
+
+
+def _as_the_authors_start(clients: Clients, communities: int) -> Beliefs:
+    """γ uniform in (0, 2/M] and Ω_i from Dirichlet(γ_i), by gamma variates."""
+    gamma, quantile = (
+        torch.stack([clients.uniform(f"{what} {g}", clients.everyone) for g in range(communities)], 1).numpy()
+        for what in ("dirichlet", "membership")
+    )
+    gamma = 2 / communities * (1 - gamma)
+    variate = gammaincinv(gamma, quantile).clip(np.finfo(np.float64).tiny)
+    return {"omega": torch.from_numpy(variate / variate.sum(1, keepdims=True)), "gamma": torch.from_numpy(gamma)}
