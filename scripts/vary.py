@@ -5,7 +5,7 @@
 
 Factors vary one at a time; everything else stays as the experiment has it. Each value is an ordinary experiment in a
 folder of its own below --out, so a study that was stopped goes on where it was, and a value that several factors share
-runs once.
+runs once. A setting of one algorithm (scool-sbm.budget) changes that one only, so that others but `local` sit it out.
 """
 
 import argparse
@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tuned", type=Path)
     parser.add_argument("--vary", action="append", required=True, metavar="PATH=V1,V2")
     parser.add_argument("--metric", help="default: the task's main one")
+    parser.add_argument("--graph", choices=("l1", "auroc", "inside", "across"), help="draw this of the graphs as well")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
@@ -46,10 +47,14 @@ def arguments() -> argparse.Namespace:
 
 def run(options: argparse.Namespace, change: str) -> list[Result]:
     """The results with one setting changed, from its folder if they are there."""
+    owner = change.partition(".")[0]
+    algorithms = options.algorithms
+    if owner in (algorithms or ()):
+        algorithms = [name for name in algorithms if name in (owner, "local")]
     experiment = reader.read(
         options.experiment,
         scale=options.scale,
-        algorithms=options.algorithms,
+        algorithms=algorithms,
         seeds=options.seeds,
         sets=[*options.set, change],
         tuned=options.tuned,
@@ -88,19 +93,26 @@ def _mean(values: list[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def draw(study: dict[str, dict[str, Any]], metric: str, path: Path) -> None:
-    """A panel for each factor, a line for each algorithm."""
-    figure = Figure(figsize=(4.2 * len(study), 3.4), layout="constrained")
-    for place, (factor, values) in enumerate(study.items()):
-        axes = figure.add_subplot(1, len(study), place + 1)
-        for name in next(iter(values.values())):
-            mean, std = ([table[name][key] for table in values.values()] for key in ("mean", "std"))
-            axes.errorbar(range(len(values)), mean, yerr=std, label=name, marker="o", capsize=2)
-        axes.set_xticks(range(len(values)), list(values))
-        axes.set_xlabel(factor.rpartition(".")[2].replace("_", " "))
-        axes.set_ylabel(metric)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[-1].legend(frameon=False, fontsize=8)
+def draw(study: dict[str, dict[str, Any]], metric: str, graph: str | None, path: Path) -> None:
+    """A panel for each factor, a line for each algorithm; below it, if asked for, how good the last graphs are."""
+    kinds = [("mean", metric)] + ([(f"graph_last_{graph}", f"{graph} of the last graph")] if graph else [])
+    figure = Figure(figsize=(4.2 * len(study), 3.4 * len(kinds)), layout="constrained")
+    panels = figure.subplots(len(kinds), len(study), squeeze=False, sharey="row")
+    for row, (kind, label) in zip(panels, kinds, strict=True):
+        for axes, (factor, values) in zip(row, study.items(), strict=True):
+            for name in next(iter(values.values())):
+                points = [table[name].get(kind) for table in values.values()]
+                if None in points:  # without a graph
+                    continue
+                std = [table[name]["std"] for table in values.values()] if kind == "mean" else None
+                axes.errorbar(range(len(values)), points, yerr=std, label=name, marker="o", capsize=2)
+            axes.set_xticks(range(len(values)), list(values))
+            owner, _, setting = factor.rpartition(".")
+            axes.set_xlabel(f"{setting.replace('_', ' ')} ({owner})")
+            axes.spines[["top", "right"]].set_visible(False)
+        row[0].set_ylabel(label.replace("_", " "))
+    for axes in panels[0]:
+        axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)
 
 
@@ -122,7 +134,7 @@ def main() -> None:
         told = {"command": shlex.join(["python", *sys.argv]), "metric": metric, "study": study}
         files.write_json(options.json, told)
     if options.figure:
-        draw(study, metric, options.figure)
+        draw(study, metric, options.graph, options.figure)
 
 
 if __name__ == "__main__":
