@@ -41,7 +41,7 @@ class DPSGD(Algorithm):
     plan: Plan = field(default_factory=lambda: Plan(steps=1))
     topology: str = "ring"
     options: dict[str, Any] = field(default_factory=dict)  # the topology's settings: neighbours, degree, seed …
-    matrix: Any = None  # W itself: a tensor, or the name of a .npy file; by the clients' numbers
+    matrix: Tensor | str | None = None  # W itself: a tensor, or the name of a .npy file; by the clients' numbers
     repeats: int = 1
     shared: bool = True  # one initial model for all, or one each
 

@@ -26,7 +26,7 @@ class Dirac(Prior):
 
     topology: str = "ring"
     options: dict[str, Any] = field(default_factory=dict)  # the topology's settings: neighbours, degree, seed …
-    matrix: Any = None  # W itself: a tensor, or the name of a .npy file
+    matrix: Tensor | str | None = None  # W itself: a tensor, or the name of a .npy file
 
     likelihood: ClassVar[Literal["own", "cross"]] = "own"
 
