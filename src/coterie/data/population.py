@@ -74,6 +74,7 @@ class Population:
     helped: tuple[str, ...] = ()  # the keys of those who are to be helped, where the others only help
     pools: tuple[int, ...] | None = None  # n: which of the helped each client may help; without it the only one
     truth: Tensor | None = None  # n × d: the best model of each client, where it is known
+    attackers: tuple[str, ...] = ()  # the keys of those who lie: see coterie.fleet.attacks
 
     @property
     def n(self) -> int:

@@ -17,12 +17,13 @@ from coterie.data.population import Population
 from coterie.errors import SettingError
 from coterie.experiments import populations
 from coterie.experiments.budget import Budget
+from coterie.fleet.attacks import Attack
 from coterie.fleet.participation import Count, Fraction, Rule, Schedule, Stay
 from coterie.settings import build, hint
 
 TEXTS, TABLES = (
     ("name", "about", "scale", "next"),
-    ("population", "run", "plan", "participation", "algorithms", "scales"),
+    ("population", "run", "plan", "participation", "attack", "algorithms", "scales"),
 )
 
 
@@ -66,6 +67,7 @@ class Experiment:
     next: str  # what to try after it, said at its end
     budget: Budget
     attendance: Attendance
+    attack: Attack | None  # None: nobody attacks, and everybody counts
     given: dict[str, Any] = field(repr=False)  # the tables it was made of, scales applied and left out
     source: str = ""  # the file, for what is said about it
 
@@ -75,11 +77,15 @@ class Experiment:
         return list(self.given["algorithms"])
 
     def population(self, seed: int) -> Population:
-        """The clients of a seed."""
+        """The clients of a seed, its attackers named."""
         try:
-            return populations.make(self.given["population"], seed)
+            people = populations.make(self.given["population"], seed)
         except SettingError as error:
             raise SettingError(f"{self.source}: [population] {error}") from None
+        try:
+            return people if self.attack is None else self.attack.on(people)
+        except SettingError as error:
+            raise SettingError(f"{self.source}: [attack] {error}") from None
 
     def algorithm(self, name: str, groups: Sequence[int] | None = None, **told: Any) -> Algorithm:
         """An algorithm with the settings of its table, on top of the `[plan]` that all share.
@@ -295,6 +301,7 @@ def _checked(tables: dict[str, Any], source: str) -> Experiment:
         build(Plan, {"steps": 1} | tables["plan"] if "epochs" not in tables["plan"] else tables["plan"], "plan")
         budget = build(Budget, tables["run"], "run")
         attendance = build(Attendance, tables.get("participation", {}), "participation")
+        attack = build(Attack, tables["attack"], "attack") if "attack" in tables else None
     except SettingError as error:
         raise SettingError(f"{source}: {error}") from None
     made = Experiment(
@@ -304,6 +311,7 @@ def _checked(tables: dict[str, Any], source: str) -> Experiment:
         next=tables.get("next", ""),
         budget=budget,
         attendance=attendance,
+        attack=attack,
         given=tables,
         source=source,
     )

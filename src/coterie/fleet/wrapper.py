@@ -55,6 +55,9 @@ class Wrapper(Fleet):
         """The buffers a client keeps inside."""
         return self.inner.buffers_of(client, memory)
 
+    def _charge(self, ask: Ask, answer: Answer, heard: Tensor | None = None) -> None:
+        self.inner._charge(ask, answer, heard)
+
     def _kept(self) -> dict[str, Tensor]:
         return self.inner._kept()
 

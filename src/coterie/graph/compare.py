@@ -1,4 +1,4 @@
-"""How close a learned graph is to the true one, which has 1 between clients that belong together and 0 elsewhere."""
+"""How close a learned graph is to the true one, which has 1 inside groups and 0 elsewhere; and whom it trusts."""
 
 import torch
 from sklearn.metrics import roc_auc_score
@@ -82,3 +82,11 @@ def compare(w: Tensor, truth: Tensor) -> dict[str, float]:
         "across": across,
         "top_share": top_share(w, truth),
     }
+
+
+def given_to(graph: Tensor, some: Tensor) -> Tensor:
+    """The share of their weight that the other clients give to some of them (n booleans): the mean over their rows."""
+    chosen = some.to(graph.device)
+    rows = graph[~chosen]
+    total = rows.sum(1)
+    return (rows[:, chosen].sum(1) / torch.where(total > 0, total, 1)).mean()

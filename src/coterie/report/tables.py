@@ -43,6 +43,7 @@ class Row:
     broadcast: float
     seeds: tuple[int, ...]
     train: float | None  # the models of `best` on training data, mean over seeds, where it was measured
+    on_attackers: float | None  # the share of honest clients' weight that attackers have in the end, mean over seeds
 
     @property
     def mean(self) -> float:
@@ -91,25 +92,31 @@ class Comparison:
     def foot(self) -> str:
         """How to read the numbers."""
         over = "mean ± std over seeds" if any(len(r.best) > 1 for r in self.rows) else "one seed"
+        honest = "; attackers do not count, and beside it is the weight they have in the end" if self.attacked else ""
         also = "the same on training data, the difference, and " if self.trained else ""
         return (
-            f"On {self.judged} data, mean over clients, {over}; each client's model of its best validation round, and "
-            f"beside it {also}that of the last round. Spread: std over clients. Better off: share of clients that do "
-            "better than alone. Numbers moved up and down: sent counts every copy, broadcast each distinct one once. "
-            f"Split: {self.split}."
+            f"On {self.judged} data, mean over clients, {over}{honest}; each client's model of its best validation "
+            f"round, and beside it {also}that of the last round. Spread: std over clients. Better off: share of "
+            "clients that do better than alone. Numbers moved up and down: sent counts every copy, broadcast each "
+            f"distinct one once. Split: {self.split}."
         )
 
     @property
     def columns(self) -> list[str]:
         """The header."""
         named = title(self.main)
-        trained = ["train", "gap"] * self.trained
-        return ["algorithm", named, *trained, "last round", "spread", "worst client", "better off", "sent", "broadcast"]
+        more = ["on attackers"] * self.attacked + ["train", "gap"] * self.trained
+        return ["algorithm", named, *more, "last round", "spread", "worst client", "better off", "sent", "broadcast"]
 
     @property
     def trained(self) -> bool:
         """Whether training data were measured too."""
         return any(row.train is not None for row in self.rows)
+
+    @property
+    def attacked(self) -> bool:
+        """Whether some clients attack, or are left out as if they did."""
+        return any(row.on_attackers is not None for row in self.rows)
 
     def cells(self, row: Row) -> list[str]:
         """One row as text."""
@@ -117,6 +124,7 @@ class Comparison:
         return [
             row.name + (f" ({len(row.seeds)} seed{'s' * (len(row.seeds) > 1)})" if uneven else ""),
             _over_seeds(self.main, row.best),
+            *[NOTHING if row.on_attackers is None else f"{100 * row.on_attackers:.1f} %"] * self.attacked,
             *[NOTHING if v is None else value(self.main, v) for v in _gap(row)] * self.trained,
             _over_seeds(self.main, row.last),
             value(self.main, row.spread),
@@ -234,6 +242,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
     for (algorithm, out), members in held.items():
         main = members[0]["about"]["main"]
         trained = [r["train"][main] for r in members if r.get("train")]
+        weights = [each[max(each, key=int)] for r in members if (each := r.get("on_attackers"))]
         better = [share for r in members if (share := better_off(r, results)) is not None]
         rows.append(
             Row(
@@ -248,6 +257,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
                 broadcast=_mean([moved(r, "broadcast") for r in members]),
                 seeds=tuple(r["seed"] for r in members),
                 train=_mean(trained) if trained else None,
+                on_attackers=_mean(weights) if weights else None,
             )
         )
     return rows

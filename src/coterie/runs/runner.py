@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from coterie.data.population import SPLITS
 from coterie.errors import RecordError
 from coterie.experiments.budget import Budget
 from coterie.fleet.base import Fleet
-from coterie.graph.compare import compare, found
+from coterie.graph.compare import compare, found, given_to
 from coterie.runs.best import Best, Measured, named, revealed
 from coterie.runs.checkpoint import Checkpoint
 from coterie.runs.files import DiskFullError
@@ -87,6 +87,7 @@ class _Run:
         self.lines: list[dict[str, Any]] = []
         self.rounds: list[tuple[int, Info]] = []  # not yet written
         self.truth = true_graph(fleet.population.groups)
+        self.attackers = torch.tensor([key in fleet.population.attackers for key in fleet.keys])
         self.early: dict[str, Tensor] = {}  # the graph after an eighth of the rounds, by that round
         self.exact = {"graphs": 0, "exact": 0}  # of the graphs drawn, how many join exactly the true groups
         self.done = 0
@@ -107,6 +108,7 @@ class _Run:
                 return self.pause(state)
             fleet.begin(self.done)
             state, info = algorithm.round(fleet, state)
+            info = self.watched(info)
             self.done += 1
             last, graph = None, info.graph
             if self.done == -(-budget.rounds // EARLY):
@@ -119,6 +121,17 @@ class _Run:
             for each in self.listeners:
                 each.round(self.label, self.done)
         return self.finish(state, last, graph)
+
+    def watched(self, info: Info) -> Info:
+        """With the weight that honest clients give to attackers, where there are any."""
+        if not self.attacked:
+            return info
+        return replace(info, extra={**info.extra, "on_attackers": given_to(info.graph, self.attackers)})
+
+    @property
+    def attacked(self) -> bool:
+        """Whether some clients attack, or are left out as if they did."""
+        return bool(self.attackers.any())
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
@@ -141,11 +154,12 @@ class _Run:
         return now
 
     def values(self, models: Tensor | Own, split: str, clients: Tensor | None = None) -> dict[str, Tensor]:
-        """Each metric of some clients (all by default), on the host."""
+        """Each metric of some clients (all by default), on the host; attackers' do not count."""
         clients = self.fleet.everyone if clients is None else clients
         ask = Evaluate(clients, models, split, metrics=self.metrics, buffers=self.algorithm.buffers)
         found = self.fleet.watch(ask).metrics
         stacked = torch.stack([found[m].double() for m in self.metrics]).cpu()
+        stacked[:, self.attackers[clients]] = torch.nan
         return dict(zip(self.metrics, stacked, strict=True))
 
     def after(self, models: Tensor | Own, split: str) -> dict[str, Tensor]:
@@ -254,6 +268,7 @@ class _Run:
             "best_round": self.best.round.tolist(),
             "graph": self.graphs(graph),
             "found": self.exact,
+            "on_attackers": self.trusted(graph),
             "ledger": self.fleet.ledger.totals(),
             "seconds": self.seconds,
             "rounds_run": self.done,
@@ -272,6 +287,13 @@ class _Run:
             return {}
         kept = self.early if last is None else {**self.early, str(self.done): last}
         return {done: compare(graph, self.truth) for done, graph in kept.items()}
+
+    def trusted(self, last: Tensor | None) -> dict[str, float]:
+        """The weight that honest clients gave to attackers, by the round: early, and in the end."""
+        if not self.attacked:
+            return {}
+        kept = self.early if last is None else {**self.early, str(self.done): last}
+        return {done: float(given_to(graph, self.attackers)) for done, graph in kept.items()}
 
     def summary(self, values: dict[str, Tensor], split: str) -> dict[str, Any]:
         """The numbers of a table: plain means, the spread over clients, and the main metric in more ways."""

@@ -24,7 +24,6 @@ from coterie.experiments.reader import Experiment
 from coterie.fleet import flower
 from coterie.fleet.base import Fleet
 from coterie.fleet.flower import Command, Link
-from coterie.fleet.participation import Participation
 from coterie.fleet.remote import RemoteFleet, Transport, declared
 from coterie.fleet.wire import Precision
 from coterie.runs import files
@@ -109,8 +108,7 @@ class Served(Study):
             tell=self.tell,
         )
         fleet.await_clients(serving.least or fleet.n, serving.patience)
-        rules = self.experiment.attendance.rules()
-        return [Participation(fleet, *rules) if rules else fleet]
+        return [self._wrapped(fleet)]
 
     # ---- the commands ------------------------------------------------------------------------------------------------
 

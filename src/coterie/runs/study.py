@@ -18,6 +18,7 @@ from coterie.errors import CoterieError, RecordError
 from coterie.experiments import reader
 from coterie.experiments.reader import Experiment
 from coterie.fleet import seeds
+from coterie.fleet.attacks import Attacked
 from coterie.fleet.base import Fleet
 from coterie.fleet.layout import Layout
 from coterie.fleet.loop import LoopFleet
@@ -239,8 +240,14 @@ class Study:
             fleets = [*self.together(people, list(batch), autocast=autocast, **options)]
         else:
             fleets = [StackedFleet(p, seed=s, autocast=autocast, **options) for p, s in zip(people, batch, strict=True)]
-        rules = self.experiment.attendance.rules()
-        return [Participation(fleet, *rules) for fleet in fleets] if rules else fleets
+        return [self._wrapped(fleet) for fleet in fleets]
+
+    def _wrapped(self, fleet: Fleet) -> Fleet:
+        """With the attackers and the absences of the experiment."""
+        attack, rules = self.experiment.attack, self.experiment.attendance.rules()
+        if attack is not None and attack.alters:
+            fleet = Attacked(fleet, attack)
+        return Participation(fleet, *rules) if rules else fleet
 
     def population(self, seed: int) -> Population:
         """The clients of a seed, dealt once for all algorithms."""
@@ -262,6 +269,7 @@ class Study:
             "rounds": experiment.budget.rounds,
             "keys": population.keys[: population.n],
             "groups": population.groups,
+            "attackers": population.attackers,
             "sizes": {split: population.sizes(split) for split in SPLITS},
             "task": population.task.name,
             "main": population.task.main,
