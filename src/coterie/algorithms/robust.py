@@ -5,9 +5,10 @@
 `krum` (Blanchard et al. 2017): the gradient whose n − f − 2 nearest others are nearest, in squared distances.
 `multi_krum`: the mean of the n − f best by that score. `trimmed_mean` (Yin et al. 2018): in each coordinate the mean
 without the f largest and f smallest. `median`: in each coordinate. `geometric_median` (Pillutla et al. 2022, RFA): the
-point with the least sum of distances, by `iterations` of Weiszfeld's algorithm, smoothed by `smooth` times the
-distance of an average gradient. All of n are those who answered. The graph shows a client's share of the mean; in the
-coordinate-wise rules, of its coordinates. Several targets: see coterie.algorithms.pooled.
+point with the least sum of distances, by `iterations` of Weiszfeld's algorithm from the coordinate-wise median,
+smoothed by `smooth` times the middle one of the gradients' distances to it. All of n are those who answered. The graph
+shows a client's share of the mean; in the coordinate-wise rules, of its coordinates. Several targets: see
+coterie.algorithms.pooled.
 
 Travels: up m·d, down m·d; phases 1; graphs 1; rows n.
 """
@@ -22,6 +23,8 @@ from coterie.algorithms.pooled import Pooled, PooledState
 from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
 from coterie.settings import real, whole
+
+NEAR = 1e-150  # a distance to divide by where most rows are equal
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,16 @@ class Robust(Pooled):
         return self.combine(fleet, state, g, there)[0]
 
 
+def centred_gram(g: Tensor) -> Tensor:
+    """Inner products of rows around their coordinate-wise median: around a mean that attackers can move as far as they
+    like, the honest would be told apart by rounding."""
+    centred = (g - g.median(0).values).double()
+    return centred @ centred.T
+
+
 def gaps(g: Tensor) -> Tensor:
-    """Squared distances between rows, from inner products around their mean."""
-    centred = (g - g.mean(0)).double()
-    gram = centred @ centred.T
+    """Squared distances between rows."""
+    gram = centred_gram(g)
     square = gram.diagonal()
     return (square[:, None] + square - 2 * gram).clamp(min=0)
 
@@ -105,12 +114,14 @@ def trimmed(g: Tensor, f: int) -> tuple[Tensor, Tensor]:
 
 
 def geometric_median(g: Tensor, iterations: int, smooth: float) -> Tensor:
-    """Weights of Weiszfeld's algorithm from equal ones, by squared distances only: rows are read once."""
-    square = gaps(g)
-    w = torch.full((len(g),), 1 / len(g), dtype=torch.float64, device=g.device)
-    floor = smooth * square.mean().sqrt()
+    """Weights of Weiszfeld's algorithm, by inner products only: rows are read once."""
+    gram = centred_gram(g)
+    square = gram.diagonal()
+    floor = (smooth * square.median().sqrt()).clamp(min=NEAR)
+    to = square.sqrt()  # from each row to the point: at first the coordinate-wise median, then Σ w g
     for _ in range(iterations):
-        to = (square @ w - (w @ square @ w) / 2).clamp(min=0).sqrt()  # from each row to Σ w g
-        pull = 1 / torch.maximum(to, floor).clamp(min=torch.finfo(torch.float64).tiny)
+        pull = 1 / torch.maximum(to, floor)
         w = pull / pull.sum()
+        along = gram @ w
+        to = (square - 2 * along + w @ along).clamp(min=0).sqrt()
     return w
