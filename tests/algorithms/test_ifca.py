@@ -161,7 +161,7 @@ def test_models_are_compared_with_the_statistics_that_were_asked_for(monkeypatch
 def test_the_number_of_models_must_be_known_and_possible() -> None:
     people = classes(n=4)
     for settings in ({}, {"clusters": 5}):
-        with pytest.raises(ValueError, match="ifca needs `clusters`, from 1 to 4"):
+        with pytest.raises(ValueError, match="there must be `clusters`, from 1 to 4"):
             make("ifca", settings).init(StackedFleet(people))
     with pytest.raises(ValueError, match="clusters must be a whole number"):
         make("ifca", {"clusters": 0})

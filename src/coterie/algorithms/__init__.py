@@ -11,12 +11,17 @@ from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.d_psgd import DPSGD
 from coterie.algorithms.dada import Dada
 from coterie.algorithms.ditto import Ditto
+from coterie.algorithms.dsfl import DSFL
 from coterie.algorithms.fedadp import FedAdp
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federated_clustering import FederatedClustering
 from coterie.algorithms.fedfomo import FedFomo
+from coterie.algorithms.fedmd import FedMD
+from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.finetuned_fedavg import FinetunedFedAvg
+from coterie.algorithms.hypcluster import HypCluster
 from coterie.algorithms.ifca import IFCA
+from coterie.algorithms.kt_pfl import KTpFL
 from coterie.algorithms.local import Local
 from coterie.algorithms.meritfed import MeritFed
 from coterie.algorithms.meta_l2c import MetaL2C
@@ -57,6 +62,11 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "d_psgd": DPSGD,
     "dada": Dada,
     "meta_l2c": MetaL2C,
+    "fedprox": FedProx,
+    "hypcluster": HypCluster,
+    "dsfl": DSFL,
+    "fedmd": FedMD,
+    "kt_pfl": KTpFL,
 }
 
 # name-variant → the settings that make the variant
@@ -99,6 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "meritfed-zo": {"order": "zeroth"},
     "meritfed-all": {"who": "all"},
     "meritfed-shared": {"who": "shared"},
+    "kt_pfl-reference": {"rule": "reference"},
     "robust-krum": {"rule": "krum"},
     "robust-multikrum": {"rule": "multi_krum"},
     "robust-trimmed": {"rule": "trimmed_mean"},

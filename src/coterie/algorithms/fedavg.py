@@ -67,11 +67,15 @@ class FedAvg(Algorithm):
     def round(self, fleet: Fleet, state: FedAvgState) -> tuple[FedAvgState, Info]:
         """Those drawn train from x; x moves by the average update."""
         who = drawn(fleet, self.share)
-        answer = fleet.ask(Fit(who, state.x, self.plan.at(fleet.t), give="update"))
+        answer = fleet.ask(self.training(who, state.x, self.plan.at(fleet.t)))
         ok, loss = (per_client(fleet.n, who, told) for told in (answer.ok, answer.loss))
         p = shares(fleet, ok, self.weighted)
         x = state.x + self.server_lr * (p[who].to(answer.rows) @ answer.rows)
         return FedAvgState(x), Info(row_normalised(p.expand(fleet.n, -1)), ok, loss)
+
+    def training(self, who: Tensor, x: Tensor, plan: Plan) -> Fit:
+        """What those drawn do with x."""
+        return Fit(who, x, plan, give="update")
 
     def personal(self, state: FedAvgState) -> Tensor:
         """The global model, for everyone."""

@@ -8,13 +8,14 @@ nobody chose stays. A client that is absent keeps its last choice.
 
 `start="random"` begins with k independent models, as in the paper. `start="spread"` spends the first round otherwise:
 everyone trains from one shared model, the updates are clustered by k-means (the tightest of several k-means++ starts),
-and θ_j is that model plus the mean update of cluster j.
+and θ_j is that model plus the mean update of cluster j. `start="clients"` (see hypcluster): θ_j is what one client,
+drawn for it, made of the shared model, and everyone chooses at once.
 
 BatchNorm: models are compared with the client's own buffers, which were made under the model it chose last. With
 `statistics="recalibrated"` each is judged with statistics of its own, for a pass over the training data per model.
 
 Travels: up m·d + m·clusters, down m·d + m·clusters·d; phases 2; graphs 1; rows max(n, m·clusters).
-(The first round of `spread` is one phase of m·d both ways.)
+(The first round of `spread` is one phase of m·d both ways; of `clients` it is that and a choice.)
 """
 
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class IFCA(Algorithm):
     clusters: int | None = None  # k; default: as many as `groups` has
     batch: int | None = None  # training samples a client chooses by; None: all
     weighted: bool = False  # by the clients' amounts of data; else equally, as published
-    start: Literal["random", "spread"] = "random"
+    start: Literal["random", "spread", "clients"] = "random"
     statistics: Buffers = "personal"  # BatchNorm's, when models are compared
     groups: tuple[int, ...] = ()  # the true clusters, for their number only
 
@@ -65,24 +66,28 @@ class IFCA(Algorithm):
         """Models of k clients drawn by their keys, each the client's own initial model; or k times the shared one."""
         k = self.clusters or len(set(self.groups))
         if not 1 <= k <= fleet.n:
-            raise SettingError(f"ifca needs `clusters`, from 1 to {fleet.n} models, or the true groups; not {k}")
+            raise SettingError(f"there must be `clusters`, from 1 to {fleet.n} models, or the true groups; not {k}")
         group = torch.zeros(fleet.n, dtype=torch.long)
-        if self.start == "spread":
+        if self.start != "random":
             return IFCAState(fleet.initial()[0].repeat(k, 1), group)
         drawn = fleet.uniform("centres", fleet.everyone).argsort()[:k]
         return IFCAState(fleet.initial(shared=False)[drawn.to(fleet.device)], group)
 
     def round(self, fleet: Fleet, state: IFCAState) -> tuple[IFCAState, Info]:
         """Everyone chooses; everyone trains what it chose; each model moves by the average update in its cluster."""
-        first = self.start == "spread" and fleet.t == 0
-        group = state.group if first else self.choose(fleet, state)
+        first = self.start if fleet.t == 0 else "random"
+        group = self.choose(fleet, state) if first == "random" else state.group
         answer = fleet.ask(Fit(fleet.everyone, state.x, self.plan.at(fleet.t), at=group, give="update"))
-        if first:
+        if first == "spread":
             group = self.spread(fleet, answer.rows, answer.ok, len(state.x))
         member = torch.nn.functional.one_hot(group, len(state.x)).T.double()  # clusters × n
+        if first == "clients":
+            member = self.founders(fleet, answer.ok, len(state.x))
         weight = member * shares(fleet, answer.ok, self.weighted)
         weight = weight / weight.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         x = state.x + weight.to(answer.rows) @ answer.rows
+        if first == "clients":
+            group = self.choose(fleet, IFCAState(x, group))
         graph = row_normalised(weight[group])
         return IFCAState(x, group), Info(graph, answer.ok, answer.loss, {"clusters": torch.tensor(len(x))})
 
@@ -94,6 +99,12 @@ class IFCA(Algorithm):
         loss = seen.loss.masked_fill(~seen.ok, torch.inf).view(n, k)
         found = torch.where(seen.ok.view(n, k).any(1), loss.argmin(1), -1).cpu()
         return torch.where(found < 0, state.group, found)
+
+    def founders(self, fleet: Fleet, ok: Tensor, k: int) -> Tensor:
+        """clusters × n: one client for each, drawn among those who answered; none where these are too few."""
+        there = ok.cpu()
+        order = fleet.uniform("founders", fleet.everyone).masked_fill(~there, torch.inf).argsort()[:k]
+        return torch.nn.functional.one_hot(order, fleet.n).double() * there
 
     def spread(self, fleet: Fleet, rows: Tensor, ok: Tensor, k: int) -> Tensor:
         """k-means on updates by their inner products: the tightest of several k-means++ beginnings."""
