@@ -101,7 +101,9 @@ def serve(
         Path | None,
         typer.Option(metavar="DIR", help="With ca.crt, server.pem and server.key; needed off this machine."),
     ] = None,
-    known_nodes: Annotated[bool, typer.Option("--known-nodes", help="Only nodes whose keys are registered.")] = False,
+    node_keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Let in only nodes whose public keys are there, as NAME.pub.")
+    ] = None,
     least: Annotated[int | None, typer.Option(help="Begin when so many clients are there; default: all.")] = None,
     patience: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for them.")] = 3600.0,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a phase may take.")] = 600.0,
@@ -116,11 +118,15 @@ def serve(
     flower.needed()
     experiment = _read(which, scale, algorithms, seeds, sets, tuned)
     _writable(json)
-    link: dict[str, Any] = {"host": host, "port": port, "known_nodes": known_nodes}
+    link: dict[str, Any] = {"host": host, "port": port, "known_nodes": node_keys is not None}
     for name, file in (("ca", "ca.crt"), ("certificate", "server.pem"), ("key", "server.key")):
         if certificates is not None:
             link[name] = str(_there("--certificates", certificates / file))
     how = {"least": least, "patience": patience, "deadline": deadline, "precision": precision, "link": link}
+    if node_keys is not None:
+        if not any(node_keys.glob("*.pub")):
+            raise SettingError(f"--node-keys: there is no key NAME.pub in {node_keys}")
+        how["node_keys"] = str(node_keys.absolute())
     serving = build(Serving, how, "serve")
     command = shlex.join(["coterie", *sys.argv[1:]])
     study = Served.prepared(experiment, out, serving, device=_device(device), command=command)

@@ -368,6 +368,11 @@ ASKS: dict[str, tuple[Limits, Callable[[RemoteFleet], Any], str]] = {
         "batch of 7 is too small",
     ),
     "few data": (replace(OPEN, least_batch=30), lambda f: Loss([0], f.initial()[:1]), "batch of 20 is too small"),
+    "few to measure on": (
+        replace(OPEN, least_batch=30),
+        lambda f: Evaluate([0], f.initial()[:1], "train"),
+        "batch of 20 is too small",
+    ),
     "one batch": (
         replace(OPEN, per_batch=2),
         lambda f: Loss([0, 0, 0], f.initial()[:1] * torch.tensor([[1.0], [2.0], [3.0]]), 6),
@@ -395,7 +400,9 @@ def test_a_site_refuses_what_its_limits_do_not_allow(name: str, tmp_path: Path) 
     transport: Any = remote.transport
     transport.here["node-0"] = site(0, tmp_path, limits=limits)
     question = ask(remote)
-    assert (remote.ask(replace(question, track=False)).reason == REFUSED).all()
+    if hasattr(question, "track"):
+        question = replace(question, track=False)
+    assert (remote.ask(question).reason == REFUSED).all()
     assert any(why in line for line in told)
     assert why in (tmp_path / "log.jsonl").read_text()
 

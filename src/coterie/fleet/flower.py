@@ -2,7 +2,8 @@
 
 Server: a loop on Flower's `Grid`, not its `Strategy`, which keeps one global model. A phase is one message to each
 node; replies are polled for, every `PAUSE` seconds, until all are there or the phase's deadline has passed, and
-matched by the id of the message that they answer: an error does not carry its node's id.
+matched by the id of the message that they answer: an error does not carry its node's id. Nodes, and
+whoever starts runs or lets nodes in, knock at one port of Flower's; `Doors` lets the latter in from this machine only.
 
 Site: a Flower node starts a new process for every message, installs the app that came with it, and imports that. Ours
 does not: `clientapp` is what a site's node runs in place of Flower's command, and it answers with the site's own
@@ -107,6 +108,41 @@ def server_app(main: Callable[[Any, Mapping[str, Any]], None]) -> Any:
 
     app.main()(run)
     return app
+
+
+NODES = ("/v1/fleet/", "/health")  # what nodes knock at; the rest starts runs, which is running code
+
+
+class Doors:
+    """Around Flower's server: from elsewhere, only what nodes need."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """An ASGI application. A connection from this machine has the same address at both ends."""
+        here = scope["type"] == "lifespan" or (scope.get("client") and scope["client"][0] == scope["server"][0])
+        if here or (scope["type"] == "http" and str(scope["path"]).startswith(NODES)):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"not from here"})
+
+
+def superlink_process() -> None:
+    """Flower's command flower-superlink, with its doors closed."""
+    from flwr.superlink import cli, main
+
+    changed: Any = main
+    make = main.create_app
+
+    def made(*given: Any, **settings: Any) -> Any:
+        app = make(*given, **settings)
+        app.add_middleware(Doors)
+        return app
+
+    changed.create_app = made
+    cli.flower_superlink()
 
 
 # ---- a site ----------------------------------------------------------------------------------------------------------
@@ -227,8 +263,8 @@ def _around(home: Path, *first: Path) -> dict[str, str]:
     return {"PATH": path, "FLWR_HOME": str(home.absolute()), **QUIET}
 
 
-def superlink(link: Link, home: Path) -> Command:
-    """The server that nodes connect to; it starts the runs."""
+def superlink(link: Link, home: Path, programs: Path | None = None) -> Command:
+    """The server that nodes connect to; it starts the runs. `programs` is the folder of our own flower-superlink."""
     words = ["flower-superlink", "--host", link.host, "--port", str(link.port)]
     if link.ca:
         words += ["--ssl-ca-certfile", link.ca, "--ssl-certfile", link.certificate, "--ssl-keyfile", link.key]
@@ -236,7 +272,8 @@ def superlink(link: Link, home: Path) -> Command:
         words += ["--insecure"]
     if link.known_nodes:
         words += ["--enable-supernode-auth"]
-    return Command((*words, "--disable-runtime-dependency-installation"), _around(home))
+    first = [] if programs is None else [programs]
+    return Command((*words, "--disable-runtime-dependency-installation"), _around(home, *first))
 
 
 def submit(link: Link, home: Path, app: Path, settings: Mapping[str, str]) -> Command:
@@ -261,6 +298,14 @@ def supernode(
     words += ["--node-config", f'site="{site.absolute()}"']
     return Command(tuple(words), _around(home, *([] if programs is None else [programs])))
 
+
+SERVER = """\
+#!{python}
+# Flower's server; runs are started, and nodes let in, from this machine only.
+from coterie.fleet.flower import superlink_process
+
+superlink_process()
+"""
 
 APP = """\
 # What Flower is given to start; the code is the server's own Coterie.
@@ -303,6 +348,15 @@ def write_app(folder: Path, version: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(APP.format(version=version), encoding="utf-8")
     (folder / "coterie_app.py").write_text(COMPONENTS, encoding="utf-8")
+    return folder
+
+
+def write_server(folder: Path) -> Path:
+    """The program that `superlink` starts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "flower-superlink"
+    program.write_text(SERVER.format(python=sys.executable), encoding="utf-8")
+    program.chmod(0o700)
     return folder
 
 

@@ -44,6 +44,7 @@ class Serving:
     deadline: float = 600.0  # seconds that a phase may take
     precision: Precision = "full"  # of rows on their way up
     name: str = ""  # under which sites keep their state of this study
+    node_keys: str = ""  # the folder of the public keys of nodes that are let in, NAME.pub
     link: Link = field(default_factory=Link)
 
     def __post_init__(self) -> None:
@@ -122,30 +123,35 @@ class Served(Study):
         """Flower's own folder."""
         return self.out / SERVER / "flower"
 
-    def commands(self) -> tuple[Command, Command]:
-        """The server, and the run on it."""
-        link = self.serving.link
+    def commands(self) -> tuple[Command, ...]:
+        """The server, who is let in, and last the run."""
+        link, keys = self.serving.link, self.serving.node_keys
         app = self.out / SERVER / "coterie-app"
-        return flower.superlink(link, self.home), flower.submit(
-            link, self.home, app, {"study": str(self.out.absolute())}
-        )
+        known = [flower.register(self.home, key) for key in sorted(Path(keys).glob("*.pub"))] if keys else []
+        run = flower.submit(link, self.home, app, {"study": str(self.out.absolute())})
+        return flower.superlink(link, self.home, self.out / SERVER / "bin"), *known, run
 
     def ready(self) -> None:
         """Write what the commands need."""
         flower.needed()
         flower.write_app(self.out / SERVER / "coterie-app", coterie.__version__)
+        flower.write_server(self.out / SERVER / "bin")
         flower.write_connection(self.serving.link, self.home)
 
     def serve(self, stop: threading.Event) -> bool:
         """Start the server, unless one listens already, and a run; wait for its end. Whether all runs are finished."""
         self.ready()
-        server, run = self.commands()
+        server, *known, run = self.commands()
         processes = []
         try:
             if not listening(self.serving.link):
                 log = (self.out / SERVER / "superlink.log").open("ab")
                 processes.append(subprocess.Popen(server.words, env=server.environment, stdout=log, stderr=log))
                 self._await(processes[0])
+            for key in known:
+                done = subprocess.run(key.words, env=key.environment, capture_output=True, text=True, check=False)
+                if done.returncode and "already" not in done.stdout + done.stderr:
+                    raise CoterieError(f"{key.words[-2]} cannot be registered: {done.stderr or done.stdout}")
             processes.append(subprocess.Popen(run.words, env=run.environment))
             while processes[-1].poll() is None and not stop.is_set():
                 stop.wait(0.2)

@@ -22,7 +22,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from coterie import draws
-from coterie.asks import Answer, Ask, Fit, Gradient, Loss, Own
+from coterie.asks import Answer, Ask, Evaluate, Fit, Gradient, Loss, Own
 from coterie.data.population import SPLITS, Population
 from coterie.errors import CoterieError, SettingError
 from coterie.fleet import wire
@@ -332,10 +332,12 @@ class Site:
             raise WireError(f"this site answers no {ask.kind}")
         if isinstance(ask.models, Own) and isinstance(ask, Fit) and ask.give == "rows" and not limits.own_rows:
             raise WireError("a model that lives at this site stays here")
-        if not isinstance(ask, (Gradient, Loss, Fit)):
+        if not isinstance(ask, (Gradient, Loss, Fit, Evaluate)):
             return
-        batch = ask.plan.batch if isinstance(ask, Fit) else ask.batch
+        batch = _batch(ask)
         sizes = clients._sizes[ask.split][ask.clients]
+        if isinstance(ask, Evaluate) and not bool(sizes.any()):
+            return  # nothing is measured
         least = int(sizes.min()) if batch is None else min(batch, int(sizes.min()))
         if least < limits.least_batch:
             raise WireError(f"a batch of {least} is too small: this site answers for {limits.least_batch} or more")
@@ -346,12 +348,11 @@ class Site:
 
     def _questions(self, ask: Ask, t: int, place: int, base: str) -> list[tuple[str, str]]:
         """On which batch each pair asks, and about which model, where that is about a batch."""
-        if not isinstance(ask, (Gradient, Loss, Fit)):
+        if not isinstance(ask, (Gradient, Loss, Fit, Evaluate)):
             return []
-        plan = ask.plan if isinstance(ask, Fit) else ask
-        if plan.batch is None:
+        if _batch(ask) is None:
             where = f"all {ask.split}"
-        elif plan.sampling == "epoch":
+        elif getattr(ask.plan if isinstance(ask, Fit) else ask, "sampling", None) == "epoch":
             where = f"{t} epoch {ask.split} {ask.memory}"  # wherever in the epoch
         else:
             where = f"{t} {place} {ask.split}"
@@ -360,7 +361,8 @@ class Site:
         else:
             rows = [hashlib.blake2b(row.cpu().numpy().tobytes(), digest_size=8).hexdigest() for row in ask.models]
             marks = rows if ask.at is None else [rows[k] for k in ask.at.tolist()]
-        draw = [0] * ask.m if ask.draw is None else ask.draw.tolist()
+        chosen = getattr(ask, "draw", None)
+        draw = [0] * ask.m if chosen is None else chosen.tolist()
         return [(f"{where} {key} {d}", mark) for key, d, mark in zip(self._keys(ask), draw, marks, strict=True)]
 
     def _guarded(self, clients: _Clients, ask: Ask, what: Leaving) -> Answer:
@@ -417,11 +419,16 @@ def _line(ask: Ask, keys: Sequence[str], place: int, arrays: Arrays) -> dict[str
         "give": getattr(ask, "give", None),
         "clients": sorted(set(keys)),
         "pairs": ask.m,
-        "batch": ask.plan.batch if isinstance(ask, Fit) else getattr(ask, "batch", None),
+        "batch": _batch(ask),
         "place": place,
         "numbers": sum(v.numel() for v in arrays.values()),
         "bytes": sum(v.numel() * v.element_size() for v in arrays.values()),
     }
+
+
+def _batch(ask: Ask) -> int | None:
+    """Samples that an answer is a mean over; None: the whole split."""
+    return ask.plan.batch if isinstance(ask, Fit) else getattr(ask, "batch", None)
 
 
 def part(population: Population, clients: Sequence[int]) -> Population:
