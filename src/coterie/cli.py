@@ -101,8 +101,9 @@ def serve(
         Path | None,
         typer.Option(metavar="DIR", help="With ca.crt, server.pem and server.key; needed off this machine."),
     ] = None,
+    known_nodes: Annotated[bool, typer.Option("--known-nodes", help="Only nodes whose keys are registered.")] = False,
     node_keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Let in only nodes whose public keys are there, as NAME.pub.")
+        Path | None, typer.Option(metavar="DIR", help="The same, and register the keys NAME.pub that are there.")
     ] = None,
     least: Annotated[int | None, typer.Option(help="Begin when so many clients are there; default: all.")] = None,
     patience: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for them.")] = 3600.0,
@@ -118,7 +119,7 @@ def serve(
     flower.needed()
     experiment = _read(which, scale, algorithms, seeds, sets, tuned)
     _writable(json)
-    link: dict[str, Any] = {"host": host, "port": port, "known_nodes": node_keys is not None}
+    link: dict[str, Any] = {"host": host, "port": port, "known_nodes": known_nodes or node_keys is not None}
     for name, file in (("ca", "ca.crt"), ("certificate", "server.pem"), ("key", "server.key")):
         if certificates is not None:
             link[name] = str(_there("--certificates", certificates / file))
