@@ -293,6 +293,7 @@ def prepare(
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder per class.")] = None,
     tensors: Annotated[Path | None, typer.Option(metavar="FILE", help="safetensors or npz: inputs, targets.")] = None,
     loader: Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Your own function.")] = None,
+    public: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Inputs that every site holds.")] = None,
 ) -> None:
     """Read and check a client's data, and make them ready; again for each client that lives at this site."""
     from coterie.experiments import reader
@@ -303,7 +304,7 @@ def prepare(
     if len(chosen) != 1:
         raise SettingError("give one of --csv, --images, --tensors and --loader")
     ((kind, source),) = chosen.items()
-    found = SiteFolder.prepare(folder, reader.read(which), client, kind, source)
+    found = SiteFolder.prepare(folder, reader.read(which), client, kind, source, public or ())
     _facts(client, found.facts)
     _approval(SiteFolder(folder))
 

@@ -1,5 +1,6 @@
 """A site's folder from `coterie site prepare` to the first answer, and every way in which a person can get it wrong."""
 
+import hashlib
 import json
 import stat
 import sys
@@ -197,6 +198,39 @@ def test_own_code_can_stand_where_rows_leave(coterie, here: Path) -> None:
     trained = fleet.ask(Fit([0], fleet.initial()[0], Plan(steps=3, batch=8, lr=0.5)))
     assert trained.ok.all()
     assert not trained.rows.any()
+
+
+def test_public_inputs_are_one_file_that_every_site_holds(coterie, here: Path) -> None:
+    from safetensors.torch import save_file
+
+    from coterie.asks import Predict
+
+    x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+    save_file({"inputs": x}, here / "public.safetensors")
+    mark = hashlib.sha256((here / "public.safetensors").read_bytes()).hexdigest()
+    text = EXPERIMENT.replace("[run]", f'[population.public]\npublic = {{ samples = 5, sha256 = "{mark}" }}\n[run]')
+    (here / "wards.toml").write_text(text)
+    assert "give their file with --public" in coterie(PREPARE)[2]
+    assert "is none of the experiment's public inputs" in coterie(PREPARE + " --public north.csv")[2]
+    code, out, err = coterie(PREPARE + " --public public.safetensors")
+    assert (code, err) == (0, "")
+    SiteFolder(here / "N").approve(out.split()[-1])
+    assert coterie(PREPARE)[0] == 0  # they are there already
+
+    experiment = reader.read("wards.toml")
+    fleet = RemoteFleet(declared(experiment.population(0)),
+                        InProcess({"N": lambda block: answer(here / "N", block, "")}),
+                        experiment=reader.fingerprint(experiment), run="a/fedavg")  # fmt: skip
+    fleet.begin(0)
+    row = fleet.initial()[0]
+    said = fleet.ask(Predict([0], row[None]))
+    assert said.ok.all()
+    w, b = row[:4].reshape(2, 2), row[4:]
+    torch.testing.assert_close(said.outputs[0], x @ w.T + b)
+    wrong = text.replace("samples = 5", "samples = 6")
+    (here / "wards.toml").write_text(wrong)
+    words = PREPARE.replace(" N ", " M ") + " --public public.safetensors"
+    assert "has 5 public inputs, and 6 are declared" in coterie(words)[2]
 
 
 def test_whatever_is_broken_at_a_site_is_refused_and_names_no_path(here: Path) -> None:

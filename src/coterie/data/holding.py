@@ -7,6 +7,7 @@ one sentence what does not fit; `declare` makes the population that everybody ma
 """
 
 import csv
+import hashlib
 import importlib.util
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,32 @@ class Schema:
     def sample(self) -> tuple[int, ...]:
         """The shape of one input."""
         return self.shape or (len(self.columns),)
+
+
+@dataclass(frozen=True)
+class Public:
+    """Inputs that everyone holds, in one and the same file."""
+
+    samples: int
+    sha256: str  # of the file
+
+    def read(self, file: Path, schema: Schema) -> Tensor:
+        """The inputs, of which everyone has the same."""
+        kept = replace(schema, columns=(), shape=schema.sample, missing="refuse", scale="none", classes=())
+        try:
+            inputs = _file(str(file))["inputs"]
+        except KeyError:
+            raise DataError(f"{file} has no inputs") from None
+        found = _checked(Found({"train": (inputs, torch.zeros(len(inputs)))}), kept).samples["train"][0]
+        if len(found) != self.samples:
+            raise DataError(f"{file} has {len(found)} public inputs, and {self.samples} are declared")
+        return found
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -226,10 +253,7 @@ def _images(source: str, schema: Schema, key: str) -> Found:
 
 def _tensors(source: str, schema: Schema, key: str) -> Found:
     """A safetensors or npz file with inputs and targets, or with train/inputs, train/targets and so on. No pickle."""
-    try:
-        found = _arrays(source) if source.endswith(".npz") else load_file(source)
-    except (SafetensorError, zipfile.BadZipFile, ValueError, TypeError) as error:
-        raise DataError(f"it is no safetensors file, nor npz with plain arrays: {error}") from None
+    found = _file(source)
     if {"inputs", "targets"} <= set(found):
         _together(found["inputs"], found["targets"], "")
         return Found(_dealt(found["inputs"], found["targets"], _splits(len(found["inputs"]), schema, key)))
@@ -242,6 +266,13 @@ def _tensors(source: str, schema: Schema, key: str) -> Found:
     if not samples:
         raise DataError(f"it has neither inputs and targets nor train/inputs and so on, but {', '.join(found)}")
     return Found(samples)
+
+
+def _file(source: str) -> dict[str, Tensor]:
+    try:
+        return _arrays(source) if source.endswith(".npz") else load_file(source)
+    except (SafetensorError, zipfile.BadZipFile, ValueError, TypeError) as error:
+        raise DataError(f"it is no safetensors file, nor npz with plain arrays: {error}") from None
 
 
 def _arrays(source: str) -> dict[str, Tensor]:
@@ -357,8 +388,9 @@ def declare(
     task: Task,
     transform: Any = None,
     outputs: int = 1,
+    public: Mapping[str, Public] | None = None,
 ) -> Population:
-    """What is known of the clients before any of them is there."""
+    """What is known of the clients before any of them is there; of public inputs, how many there are."""
     if len(set(keys)) != len(keys) or not keys:
         raise SettingError("clients must be different names, at least one")
     targets = torch.empty(0, dtype=torch.long) if schema.classes else torch.empty(0, outputs)
@@ -372,12 +404,18 @@ def declare(
         architectures=tuple(architectures),
         architecture=tuple(architecture),
         transform=transform,
+        public={
+            name: torch.zeros(each.samples, *schema.sample, dtype=DTYPES[schema.dtype])
+            for name, each in (public or {}).items()
+        },
         seeds=(None,) * len(keys),
         facts={"data": "at the sites"},
     )
 
 
-def hold(declared: Population, samples: Mapping[str, Samples]) -> Population:
+def hold(
+    declared: Population, samples: Mapping[str, Samples], public: Mapping[str, Tensor] | None = None
+) -> Population:
     """Some clients of a declared population, with their data; architectures keep their numbers."""
     numbers = [declared.keys.index(key) for key in samples]
     index: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
@@ -397,6 +435,7 @@ def hold(declared: Population, samples: Mapping[str, Samples]) -> Population:
         targets=torch.cat(targets),
         index={split: tuple(rows) for split, rows in index.items()},
         architecture=tuple(declared.architecture[i] for i in numbers),
+        public=dict(public or {}),
         seeds=(None,) * len(numbers),
     )
     made.check()

@@ -11,7 +11,7 @@ from torch import nn
 from coterie import models, tasks
 from coterie.data.augment import Augment
 from coterie.data.dataset import Dataset
-from coterie.data.holding import Schema, declare
+from coterie.data.holding import Public, Schema, declare
 from coterie.data.partitions import Partition
 from coterie.data.partitions import partition as cut
 from coterie.data.population import Population, deal
@@ -157,9 +157,11 @@ def sites(
     model: Named | Sequence[Named],
     task: Named = "classification",
     augment: Mapping[str, Any] | None = None,
+    public: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Population:
     """Real sites, which hold their data themselves: names and a schema (`data`), the same for every seed.
 
+    `public` names inputs that all of them hold, as a file of so many `samples` with this `sha256`.
     Of several models, client i gets number i modulo their count. For `coterie serve` and `coterie site`.
     """
     schema = schema_of(data)
@@ -177,7 +179,13 @@ def sites(
         [i % len(makers) for i in range(len(clients))],
         tasks.task(name, **settings),
         views if augment is None else build(Augment, augment, "population.augment"),
+        public=public_of(public),
     )
+
+
+def public_of(public: Mapping[str, Any] | None) -> dict[str, Public]:
+    """The `[population.public]` table of real sites."""
+    return {name: build(Public, each, f"population.public.{name}") for name, each in (public or {}).items()}
 
 
 def schema_of(data: Mapping[str, Any]) -> Schema:

@@ -4,6 +4,7 @@ site.toml          clients and where their data are, limits, the hash of the exp
 experiment.toml    a copy, every setting written out: read it before approving it
 secret             32 random bytes that seed the site's own draws; never leaves
 data/KEY.safetensors   made ready once, so that a process that answers one message need not read tables or images
+public/NAME.safetensors   inputs that everyone holds
 bin/flwr-clientapp     what Flower's node starts for each message: this site's own Coterie
 state/, log.jsonl      see coterie.sites.site
 """
@@ -12,7 +13,7 @@ import dataclasses
 import secrets
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load as decode
 from safetensors.torch import save as encode
+from torch import Tensor
 
 from coterie.data import holding
 from coterie.data.holding import Found, Schema
@@ -34,7 +36,8 @@ from coterie.runs import files
 from coterie.settings import build, hint
 from coterie.sites.site import ClipAndNoise, Guard, Limits, Scope, Site
 
-SITE, EXPERIMENT, SECRET, DATA, PROGRAMS = "site.toml", "experiment.toml", "secret", "data", "bin"
+SITE, EXPERIMENT, SECRET = "site.toml", "experiment.toml", "secret"
+DATA, PUBLIC, PROGRAMS = "data", "public", "bin"
 PROGRAM = """\
 #!{python}
 # Flower starts this for every message. What came with the message is never unpacked.
@@ -93,7 +96,9 @@ class SiteFolder:
         self.hash = reader.fingerprint(self.experiment)
 
     @classmethod
-    def prepare(cls, folder: Path, experiment: Experiment, key: str, kind: str, source: str) -> Found:
+    def prepare(
+        cls, folder: Path, experiment: Experiment, key: str, kind: str, source: str, public: Sequence[Path] = ()
+    ) -> Found:
         """Add a client to a site, new or not: read and check its data, and make them ready."""
         declared, schema = _declared(experiment)
         if key not in declared.keys:
@@ -105,10 +110,11 @@ class SiteFolder:
             raise SettingError(f"{folder} is a site of another experiment: give another folder")
         found = holding.read(kind, source, schema, key)
         holding.hold(declared, {key: found.samples})  # whether the model takes them
+        shared = _public(experiment, schema, public, folder)
         with files.explained("the site's folder", folder):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(stat.S_IRWXU)  # the secret, data and models are nobody else's
-            for name in (DATA, PROGRAMS):
+            for name in (DATA, PUBLIC, PROGRAMS):
                 (folder / name).mkdir(parents=True, exist_ok=True)
             if not (folder / SECRET).exists():
                 files.write(folder / SECRET, secrets.token_bytes(32))
@@ -119,6 +125,8 @@ class SiteFolder:
         parts = {f"{split}/{what}": t for split, pair in found.samples.items()
                  for what, t in zip(("inputs", "targets"), pair, strict=True)}  # fmt: skip
         files.write(folder / DATA / f"{key}.safetensors", encode(parts))
+        for name, inputs in shared.items():
+            files.write(folder / PUBLIC / f"{name}.safetensors", encode({"inputs": inputs}))
         given["clients"][key] = {kind: str(Path(source).absolute())}
         _write(folder / SITE, given)
         return found
@@ -153,7 +161,11 @@ class SiteFolder:
         if settings.approved != self.hash:
             raise SettingError("this site has not approved the experiment in its folder")
         return Site(
-            holding.hold(declared, {key: self._ready(key) for key in settings.clients}),
+            holding.hold(
+                declared,
+                {key: self._ready(key) for key in settings.clients},
+                {name: _tensors(self.folder / PUBLIC / f"{name}.safetensors")["inputs"] for name in declared.public},
+            ),
             secret,
             self.folder,
             settings.limits,
@@ -171,13 +183,33 @@ class SiteFolder:
             return self.site().answer(block, asker)
 
     def _ready(self, key: str) -> holding.Samples:
-        path = self.folder / DATA / f"{key}.safetensors"
-        try:
-            with files.explained("the site's data", path):
-                parts = decode(path.read_bytes())
-        except SafetensorError as error:
-            raise RecordError(f"{path} is damaged: {error}") from None
+        parts = _tensors(self.folder / DATA / f"{key}.safetensors")
         return {s: (parts[f"{s}/inputs"], parts[f"{s}/targets"]) for s in SPLITS if f"{s}/inputs" in parts}
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with files.explained("the site's data", path):
+            return decode(path.read_bytes())
+    except SafetensorError as error:
+        raise RecordError(f"{path} is damaged: {error}") from None
+
+
+def _public(experiment: Experiment, schema: Schema, given: Sequence[Path], folder: Path) -> dict[str, Tensor]:
+    """The public inputs among these files, by their names; those that a site has already are not needed again."""
+    wanted = populations.public_of(experiment.given["population"].get("public"))
+    found: dict[str, Tensor] = {}
+    for file in given:
+        with files.explained("the public inputs", file):
+            mark = holding.digest(file)
+        names = [name for name, each in wanted.items() if each.sha256 == mark]
+        if not names:
+            raise DataError(f"{file} has the SHA-256 {mark}, and is none of the experiment's public inputs")
+        found |= {name: wanted[name].read(file, schema) for name in names}
+    for name in wanted:
+        if name not in found and not (folder / PUBLIC / f"{name}.safetensors").exists():
+            raise DataError(f"the experiment has public inputs {name!r}: give their file with --public")
+    return found
 
 
 def answer(folder: Path, block: bytes, asker: str) -> bytes:
