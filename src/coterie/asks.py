@@ -6,6 +6,8 @@ pair means (m numbers), or the mean of which rows (m×q: midpoints, built chunk 
 pair p. Asks are frozen plain values: indices and scalars live on the host, matrices wherever the fleet computes.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -149,6 +151,44 @@ class Compress:
         return width
 
 
+@dataclass(frozen=True)
+class Coarse:
+    """How probabilities travel: rounded to the nearest of 2^bits levels from 0 to 1, or as they are.
+
+    With `top`, only those of the likeliest classes of each input, and their numbers in as few bits as do; what is left
+    of the mass is spread evenly over the other classes.
+    """
+
+    bits: int | None = None
+    top: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.bits is not None and not 1 <= self.bits <= 16:
+            raise SettingError(f"coarse.bits must be from 1 to 16, not {self.bits}")
+        if self.top is not None and self.top < 1:
+            raise SettingError(f"coarse.top must be at least 1, not {self.top}")
+
+    def kept(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what is left of probabilities of this shape, classes last."""
+        return tuple(shape) if self.top is None else (*shape[:-1], min(self.top, shape[-1]))
+
+    def bytes(self, shape: Sequence[int], itemsize: int) -> tuple[int, int]:
+        """How many bytes travel for the probabilities, and for the numbers of the classes."""
+        count = math.prod(self.kept(shape))
+        places = 0 if self.top is None else count * place_bits(shape[-1])
+        return -(-count * (self.bits or 8 * itemsize) // 8), -(-places // 8)
+
+    def numbers(self, shape: Sequence[int], itemsize: int) -> int:
+        """The same in numbers of this many bytes."""
+        return -(-sum(self.bytes(shape, itemsize)) // itemsize)
+
+
+def place_bits(classes: int) -> int:
+    """Bits that name one of so many classes."""
+    return max(1, (classes - 1).bit_length())
+
+
 @dataclass(frozen=True, eq=False)
 class Pull:
     """A proximal term: weight/2 · ‖x − row‖² is added to the loss of a Fit."""
@@ -170,12 +210,20 @@ class Drift:
 class Distil:
     """Targets on public inputs: weight · mean over a public batch of a distance to them joins the loss.
 
-    With p = softmax(model(x) / temperature), the distance is ‖target(x) − p‖² ("squares"), −Σ target(x) log p
-    ("cross_entropy"), or the mean over outputs of |target(x) − model(x)| ("logits"). `alone`: nothing but the targets
-    is learned; no private sample is looked at, an epoch is one over the public inputs, the loss told is the distance.
+    With p = Task.soft(model(x) / temperature), probabilities or the numbers of a regression, the distance is
+    ‖target(x) − p‖² ("squares"), −Σ target(x) log p ("cross_entropy"), or the mean over outputs of
+    |target(x) − model(x)| ("logits"). `alone`: nothing but the targets is learned; no private sample is looked at, an
+    epoch is one over the public inputs, the loss told is the distance.
 
     `targets` is r×P×C. With `at` of shape m×q a client gets q targets, computes its own outputs on all P inputs before
-    the first step, and keeps the nearest in squared distance over the whole stack. Without `at` each gets all r.
+    the first step, and keeps the nearest in squared distance over the whole stack; the answer's `choice` says which.
+    Without `at` each gets all r. The gradient goes through train mode as that of the loss does; buffers see private
+    batches only.
+
+    s are the model's soft outputs (Task.soft: probabilities, or the numbers of a regression). `targets` is r×P×C. With
+    `at` of shape m×q a client gets q targets, computes its own outputs on all P inputs before the first step, and keeps
+    the nearest in squared distance over the whole stack; the answer's `choice` says which. Without `at` each gets all
+    r. The gradient goes through train mode as that of the loss does; buffers see private batches only.
     """
 
     targets: Tensor
@@ -186,6 +234,7 @@ class Distil:
     loss: Literal["squares", "cross_entropy", "logits"] = "squares"
     temperature: float = 1.0
     alone: bool = False
+    coarse: Coarse | None = None  # how the targets travel
 
     def __post_init__(self) -> None:
         """Refuse what nobody could follow."""
@@ -197,9 +246,14 @@ class Distil:
             raise AskError(f"a public batch has at least one input, not {self.batch}")
 
     @property
-    def how(self) -> tuple[str, int, str, float, bool]:
+    def how(self) -> tuple[Any, ...]:
         """Everything but targets and weights."""
-        return self.inputs, self.batch, self.loss, self.temperature, self.alone
+        return self.inputs, self.batch, self.loss, self.temperature, self.alone, self.coarse
+
+    @property
+    def q(self) -> int:
+        """How many targets each client gets."""
+        return len(self.targets) if self.at is None else self.at[:1].numel()
 
 
 @dataclass(frozen=True, eq=False)
@@ -449,11 +503,19 @@ class Fit(Ask):
 
 @dataclass(frozen=True, eq=False)
 class Predict(Ask):
-    """Outputs on public inputs, which are referred to by name: m×P×C, in eval mode."""
+    """Outputs on public inputs, which are referred to by name: m×P×C, in eval mode; `soft`: as Task.soft has them."""
 
     kind: ClassVar[str] = "predict"
     inputs: str = "public"
     buffers: Buffers = field(default="personal", kw_only=True)
+    soft: bool = field(default=False, kw_only=True)
+    coarse: Coarse | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Only probabilities have a range to be rounded in."""
+        super().__post_init__()
+        if self.coarse is not None and not self.soft:
+            raise AskError("what is made coarse are probabilities: say soft=True")
 
 
 @dataclass(frozen=True, eq=False)
@@ -476,7 +538,7 @@ class Answer:
     """What came back. A pair that is not ok has a reason, and its values are zero; no algorithm checks for NaN.
 
     Only the fields of the ask are there: `rows` (Gradient, Fit), `sums` and `weight` (give="sum"), `gram`, `loss`,
-    `outputs` (Predict), `metrics` (Evaluate).
+    `outputs` (Predict), `choice` (a Fit that distils: which of its targets each client took), `metrics` (Evaluate).
     """
 
     reason: Tensor  # m codes, see REASONS
@@ -486,6 +548,7 @@ class Answer:
     gram: Tensor = _NOTHING
     loss: Tensor = _NOTHING
     outputs: Tensor = _NOTHING
+    choice: Tensor = _NOTHING
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
     @property

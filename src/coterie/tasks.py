@@ -64,6 +64,10 @@ class Task(ABC):
         """The loss of each sample of a batch, shape (B,)."""
 
     @abstractmethod
+    def soft(self, output: Any) -> Tensor:
+        """What models agree about or not: probabilities in the shape of the outputs, or the numbers of a regression."""
+
+    @abstractmethod
     def summary(self, output: Any, target: Tensor) -> Tensor:
         """What evaluation keeps of each sample: B×S, from which `measure` computes every metric."""
 
@@ -117,6 +121,10 @@ class Classification(Task):
         """Cross-entropy, (B,)."""
         return F.cross_entropy(_precise(logits_of(output)), target.long(), reduction="none")
 
+    def soft(self, output: Any) -> Tensor:
+        """B×C probabilities."""
+        return logits_of(output).softmax(-1)
+
     def summary(self, output: Any, target: Tensor) -> Tensor:
         """C log-probabilities and the label."""
         scores = F.log_softmax(_precise(logits_of(output)), -1)
@@ -151,6 +159,10 @@ class Binary(Task):
         """Logistic loss, (B,)."""
         logits = _precise(logits_of(output)).flatten()
         return F.binary_cross_entropy_with_logits(logits, target.flatten().to(logits.dtype), reduction="none")
+
+    def soft(self, output: Any) -> Tensor:
+        """The probability of a yes."""
+        return logits_of(output).sigmoid()
 
     def summary(self, output: Any, target: Tensor) -> Tensor:
         """The logit and the label."""
@@ -188,6 +200,10 @@ class Regression(Task):
         """Mean over coordinates of the squared error, (B,)."""
         values = _columns(_precise(logits_of(output)))
         return (values - _columns(target).to(values.dtype)).square().mean(-1)
+
+    def soft(self, output: Any) -> Tensor:
+        """The outputs as they are."""
+        return logits_of(output)
 
     def summary(self, output: Any, target: Tensor) -> Tensor:
         """The k outputs and the k targets."""
@@ -249,6 +265,11 @@ class Segmentation(Task):
         if self.criterion == "dice":
             return dice
         return dice + F.cross_entropy(logits, label, reduction="none").mean(-1)
+
+    def soft(self, output: Any) -> Tensor:
+        """B×C×spatial probabilities, or those of the foreground where there is one logit."""
+        logits = logits_of(output)
+        return logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
 
     def summary(self, output: Any, target: Tensor) -> Tensor:
         """Three numbers: Dice, the share of right voxels, the loss."""
@@ -312,6 +333,10 @@ class LanguageModel(Task):
     def loss(self, output: Any, target: Tensor) -> Tensor:
         """Mean negative log-likelihood of the tokens of each sequence, (B,)."""
         return self._nll(logits_of(output), target) / (target != self.ignore).sum(-1).clamp(min=1)
+
+    def soft(self, output: Any) -> Tensor:
+        """B×T×V probabilities."""
+        return logits_of(output).softmax(-1)
 
     def summary(self, output: Any, target: Tensor) -> Tensor:
         """Three numbers: the sum of the negative log-likelihoods, the number of tokens, how many were guessed."""

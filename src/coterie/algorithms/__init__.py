@@ -8,6 +8,7 @@ from coterie.algorithm import Algorithm
 from coterie.algorithms.allforone import AllForOne
 from coterie.algorithms.apfl import APFL
 from coterie.algorithms.cobo import CoBo
+from coterie.algorithms.comet import COMET
 from coterie.algorithms.d_psgd import DPSGD
 from coterie.algorithms.dada import Dada
 from coterie.algorithms.ditto import Ditto
@@ -61,6 +62,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "robust": Robust,
     "d_psgd": DPSGD,
     "dada": Dada,
+    "comet": COMET,
     "meta_l2c": MetaL2C,
     "fedprox": FedProx,
     "hypcluster": HypCluster,
@@ -87,6 +89,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "allforone-cont-reference": {"criterion": "continuous", "sigma": "equal"},
     "ifca-spread": {"start": "spread"},
     "d_psgd-epochs": {"plan": {"epochs": 5}},
+    "comet-one": {"c": 1},
+    "comet-silhouette": {"c": "silhouette"},
+    "comet-adaptive": {"adaptive": True},
     "scool-sbm": {"prior": "sbm"},
     "scool-attention": {"prior": "attention"},
     "scool-mmsbm": {"prior": "mmsbm"},

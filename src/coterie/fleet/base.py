@@ -10,9 +10,10 @@ The k-th sample of data that are made online is the stream's sample start + k, w
 """
 
 import itertools
+import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, overload
@@ -22,12 +23,13 @@ import torch
 from torch import Tensor
 
 from coterie import draws
-from coterie.asks import ABSENT, Answer, Ask, Drift, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict, Pull
+from coterie.asks import ABSENT, Answer, Ask, Coarse, Drift, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict, Pull
 from coterie.data.population import SPLITS, Population
 from coterie.errors import AskError, DeviceError, ModelError, SettingError
+from coterie.fleet.compress import coarsened
 from coterie.fleet.layout import Layout, keyed
 from coterie.fleet.ledger import Ledger
-from coterie.tasks import logits_of
+from coterie.tasks import Classification, LanguageModel, logits_of
 
 RING = 8  # how many permutations a fresh batch is drawn from
 _SEEDED = threading.Lock()  # torch draws initial weights from one generator per process; seeds may run in threads
@@ -67,6 +69,7 @@ class Fleet(ABC):
         self.present = torch.ones(self.n, dtype=torch.bool)
         self._place = 0
         self._before: tuple[int, dict[str, Tensor], Ledger] | None = None
+        self._shapes: dict[str, torch.Size] = {}  # of predictions on public inputs
 
     # ---- what a fleet tells ------------------------------------------------------------------------------------------
 
@@ -100,6 +103,33 @@ class Fleet(ABC):
             names = {self.keys[int((self._architecture == a).nonzero()[0])]: self._layouts[a].d for a in kinds}
             raise ModelError(f"clients have different architectures ({names}): only Own models and predictions apply")
         return self._layouts[kinds[0]]
+
+    def predictions(self, inputs: str = "public") -> torch.Size:
+        """The shape of everyone's predictions on some public inputs: P×C, as a rule."""
+        if inputs in self._shapes:
+            return self._shapes[inputs]
+        if inputs not in self.population.public:
+            known = ", ".join(self.population.public) or "none"
+            raise AskError(f"no public inputs called {inputs!r}: there are {known}")
+        x, shapes = self.population.public[inputs], {}
+        for a in self._architecture.unique().tolist():
+            c = int((self._architecture == a).nonzero()[0])
+            try:
+                probe = x[:1] if self.population.transform is None else self.population.transform(x[:1], None)
+                module = self._made(a).to(self.dtype).eval()
+                with torch.no_grad():
+                    out = logits_of(module(probe.to(self.dtype) if probe.is_floating_point() else probe))
+            except (RuntimeError, TypeError, IndexError, ValueError) as error:
+                line = str(error).strip().splitlines()[0]
+                raise ModelError(
+                    f"the model of client {self.population.keys[c]!r} cannot take the public inputs {inputs!r}, "
+                    f"of shape {tuple(x.shape[1:])}: {line}"
+                ) from error
+            shapes[self.population.keys[c]] = tuple(out.shape[1:])
+        if len(set(shapes.values())) > 1:
+            raise ModelError(f"predictions on {inputs!r} have different shapes: {shapes}; classes must be the same")
+        self._shapes[inputs] = torch.Size((len(x), *next(iter(shapes.values()))))
+        return self._shapes[inputs]
 
     def sizes(self, split: str = "train") -> Tensor:
         """How many samples each client has in a split."""
@@ -137,22 +167,13 @@ class Fleet(ABC):
             known = ", ".join(self.population.public_labels) or "none"
             raise AskError(f"no classes are known of public inputs {inputs!r} (of these: {known}): give them as a pair")
         labels = self.population.public_labels[inputs].long()
-        width = self._shape_of_outputs(inputs, 0)[-1]
+        width = self.predictions(inputs)[-1]
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < width:
             raise AskError(
                 f"public inputs {inputs!r} have classes {int(labels.min())} to {int(labels.max())}, "
                 f"and the clients' models outputs for 0 to {width - 1}"
             )
         return torch.nn.functional.one_hot(labels, width).to(self.device, self.dtype)
-
-    def _shape_of_outputs(self, inputs: str, client: int) -> torch.Size:
-        """What a client's model gives for one public input."""
-        x = self.population.public[inputs]
-        probe = x[:1] if self.population.transform is None else self.population.transform(x[:1], None)
-        probe = probe.to(self.device, self.dtype if probe.is_floating_point() else None)
-        module = self._modules[int(self._architecture[client])].to(self.device).eval()
-        with torch.no_grad():
-            return logits_of(module(probe)).shape[1:]
 
     def _made(self, architecture: int, key: int | None = None) -> torch.nn.Module:
         """A new module; what it draws while it is made, its frozen parts included, follows from the key."""
@@ -292,6 +313,9 @@ class Fleet(ABC):
 
     def _one(self, ask: Ask, place: int, *, metered: bool) -> Answer:
         self._check(ask)
+        if isinstance(ask, Fit) and ask.distil is not None and ask.distil.coarse is not None:
+            targets = coarsened(ask.distil.targets, ask.distil.coarse)
+            ask = replace(ask, distil=replace(ask.distil, targets=targets))
         here = ask.clients >= self.n
         here = here | self.present[ask.clients.clamp(max=self.n - 1)]
         if not bool(here.any()):
@@ -350,13 +374,14 @@ class Fleet(ABC):
                 return Answer(reason, gram=zeros(groups, size, size), loss=zeros(m))
             case Gradient():
                 return Answer(reason, rows=zeros(m, ask.sketch or width), loss=zeros(m))
-            case Fit() if ask.give != "nothing":
-                return Answer(reason, rows=zeros(m, width), loss=zeros(m))
-            case Fit() | Loss():
+            case Fit():
+                rows = zeros(m, width) if ask.give != "nothing" else torch.empty(0)
+                choice = zeros(m, dtype=torch.long) if ask.distil is not None else torch.empty(0)
+                return Answer(reason, rows=rows, loss=zeros(m), choice=choice)
+            case Loss():
                 return Answer(reason, loss=zeros(m))
             case Predict():
-                shape = self._shape_of_outputs(ask.inputs, int(ask.clients[0]) if m else 0)
-                return Answer(reason, outputs=zeros(m, len(self.population.public[ask.inputs]), *shape))
+                return Answer(reason, outputs=zeros(m, *self.predictions(ask.inputs)))
             case Evaluate():
                 names = ask.metrics or self.task.metrics
                 return Answer(reason, metrics={name: zeros(m, dtype=torch.float64) for name in names})
@@ -383,6 +408,7 @@ class Fleet(ABC):
             gram=part.gram,
             loss=full(part.loss) if part.loss.ndim == 1 and len(part.loss) else part.loss,
             outputs=full(part.outputs) if part.outputs.ndim > 1 else part.outputs,
+            choice=full(part.choice),
             metrics={name: full(value) for name, value in part.metrics.items()},
         )
 
@@ -433,13 +459,16 @@ class Fleet(ABC):
                 narrow = int(self._widths[ask.clients].min())
                 if int(ask.columns.min()) < 0 or int(ask.columns.max()) >= narrow:
                     raise AskError(f"columns are numbered 0 to {narrow - 1}, not up to {int(ask.columns.max())}")
-        if inputs is not None and inputs not in self.population.public:
-            known = ", ".join(self.population.public) or "none"
-            raise AskError(f"no public inputs called {inputs!r}: there are {known}")
-        if isinstance(ask, Fit) and ask.distil is not None:
-            told, there = ask.distil.targets.shape[1:2], self.population.public[ask.distil.inputs].shape[:1]
-            if told != there:
-                raise AskError(f"distil has targets for {told[0]} inputs, but {inputs!r} are {there[0]}")
+        shape = None if inputs is None else self.predictions(inputs)
+        if isinstance(ask, Fit) and ask.distil is not None and shape is not None:
+            told = ask.distil.targets.shape[1:]
+            if told[:1] != shape[:1]:
+                raise AskError(f"distil has targets for {told[0]} inputs, but {inputs!r} are {shape[0]}")
+            if told != shape:
+                raise AskError(f"distil has targets of shape {tuple(told)}, but predictions are {tuple(shape)}")
+        says = ask if isinstance(ask, Predict) else getattr(ask, "distil", None)
+        if says is not None and says.coarse is not None and not isinstance(self.task, (Classification, LanguageModel)):
+            raise AskError(f"what is made coarse are probabilities of classes, and {self.task.name} has others")
         if isinstance(ask, Evaluate) and ask.metrics is not None:
             for name in ask.metrics:
                 if name not in self.task.metrics:
@@ -501,18 +530,21 @@ class Fleet(ABC):
                         down += widths * first
                         once += distinct * int(rider.rows.shape[-1])
                 if ask.distil is not None:
-                    each = int(ask.distil.targets[0].numel())
-                    q = len(ask.distil.targets) if ask.distil.at is None else ask.distil.at.reshape(m, -1).shape[1]
-                    down += q * each
+                    each = self._on_its_way(ask.distil.targets.shape[1:], ask.distil.coarse)
+                    down += ask.distil.q * each
                     at = ask.distil.at
                     once += each * (len(ask.distil.targets) if at is None else len(set(at.flatten().tolist())))
             case Predict():
-                up += answer.outputs[0].numel()
+                up += self._on_its_way(answer.outputs.shape[1:], ask.coarse)
             case Evaluate():
                 up += len(ask.metrics or self.task.metrics)
         if heard is not None:
             up *= heard[real].numpy()
         self.ledger.charge(ask.kind, clients, up, down, once, self.dtype.itemsize, self._up_itemsize(ask))
+
+    def _on_its_way(self, shape: Sequence[int], how: Coarse | None) -> int:
+        """How many numbers predictions of this shape are on their way."""
+        return math.prod(shape) if how is None else how.numbers(shape, self.dtype.itemsize)
 
     def _up_itemsize(self, ask: Ask) -> int:
         """Bytes of a number in an answer."""

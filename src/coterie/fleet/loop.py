@@ -18,7 +18,7 @@ from coterie import draws
 from coterie.asks import NONFINITE, OK, Answer, Ask, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
 from coterie.data.population import Population
 from coterie.fleet.base import FRESH, RECALIBRATION, RING, Fleet
-from coterie.fleet.compress import squeezed
+from coterie.fleet.compress import coarsened, squeezed
 from coterie.fleet.layout import KeyedDropout, buffers
 from coterie.tasks import logits_of
 
@@ -317,10 +317,14 @@ class LoopFleet(Fleet):
 
     def _fit(self, ask: Fit, place: int) -> Answer:
         reasons, losses, rows = [], [], []
+        choices = [] if ask.distil is None else [
+            self._nearest_target(ask, pair, self._row(ask, pair)) for pair in range(ask.m)
+        ]  # fmt: skip
         for pair in range(ask.m):
             c = int(ask.clients[pair])
             start = self._row(ask, pair)
-            trained, loss, after = self._train(ask, pair, start, place)
+            public = self._offered(ask, pair)[choices[pair]] if choices else None
+            trained, loss, after = self._train(ask, pair, start, place, public)
             good = math.isfinite(loss) and bool(torch.isfinite(trained).all())
             reasons.append(OK if good else NONFINITE)
             losses.append(loss if good else 0.0)
@@ -334,10 +338,15 @@ class LoopFleet(Fleet):
                 rows.append(self._squeezed(ask, pair, value, place) if good else torch.zeros_like(value))
         answer_rows = _stack(rows, 0, self) if ask.give != "nothing" else torch.empty(0)
         return Answer(
-            self._told(reasons), rows=answer_rows, loss=torch.tensor(losses, dtype=self.dtype, device=self.device)
+            self._told(reasons),
+            rows=answer_rows,
+            loss=torch.tensor(losses, dtype=self.dtype, device=self.device),
+            choice=torch.tensor(choices, dtype=torch.long, device=self.device),
         )
 
-    def _train(self, ask: Fit, pair: int, start: Tensor, place: int) -> tuple[Tensor, float, Kept]:
+    def _train(
+        self, ask: Fit, pair: int, start: Tensor, place: int, public: Tensor | None
+    ) -> tuple[Tensor, float, Kept]:
         c, plan = int(ask.clients[pair]), ask.plan
         layout = self._layouts[int(self._architecture[c])]
         draw = 0 if ask.draw is None else int(ask.draw[pair])
@@ -349,7 +358,6 @@ class LoopFleet(Fleet):
             first = int(self._client_state[c].get(mark, torch.tensor(0)))
         else:
             first = self._fresh_start(c, ask.split, size, place, draw)
-        public = self._nearest_target(ask, pair, start)
         module = self._module(c, start, self._remembered(c, ask.memory)).train()
         own = dict(module.named_parameters())
         moving = [own[name] for name in layout.names]
@@ -399,20 +407,22 @@ class LoopFleet(Fleet):
             after |= _optimiser_state(optimiser, memory, layout, moving)
         return layout.row(module), total / max(1, steps), after
 
-    def _nearest_target(self, ask: Fit, pair: int, start: Tensor) -> Tensor | None:
-        if ask.distil is None:
-            return None
+    def _offered(self, ask: Fit, pair: int) -> Tensor:
+        assert ask.distil is not None
+        return ask.distil.targets if ask.distil.at is None else ask.distil.targets[ask.distil.at[pair].reshape(-1)]
+
+    def _nearest_target(self, ask: Fit, pair: int, start: Tensor) -> int:
+        assert ask.distil is not None
         c = int(ask.clients[pair])
-        choices = ask.distil.targets if ask.distil.at is None else ask.distil.targets[ask.distil.at[pair].reshape(-1)]
-        if len(choices) == 1:
-            return choices[0]
+        targets = self._offered(ask, pair)
+        if len(targets) == 1:
+            return 0
         module = self._module(c, start, self._remembered(c, ask.memory)).eval()
         with torch.no_grad():
             mine = logits_of(module(self._public(ask.distil.inputs)))
         if ask.distil.loss != "logits":
-            mine = (mine / ask.distil.temperature).softmax(-1)
-        gaps = [float(((choice - mine) ** 2).sum()) for choice in choices]
-        return choices[int(np.argmin(gaps))]
+            mine = self.task.soft(mine / ask.distil.temperature)
+        return int(np.argmin([float(((target - mine) ** 2).sum()) for target in targets]))
 
     def _distil(
         self, ask: Fit, pair: int, module: nn.Module, public: Tensor, place: int, draw: int, step: int
@@ -430,7 +440,7 @@ class LoopFleet(Fleet):
         wanted, soft = public[chosen].to(mine.dtype), mine / ask.distil.temperature
         match ask.distil.loss:
             case "squares":
-                gap = ((wanted - soft.softmax(-1)) ** 2).flatten(1).sum(1).mean()
+                gap = ((wanted - self.task.soft(soft)) ** 2).flatten(1).sum(1).mean()
             case "cross_entropy":
                 gap = -(wanted * soft.log_softmax(-1)).flatten(1).sum(1).mean()
             case "logits":
@@ -454,10 +464,10 @@ class LoopFleet(Fleet):
             row = self._row(ask, pair)
             module = self._module(int(ask.clients[pair]), row, self._buffers_of(ask, pair, row)).eval()
             with torch.no_grad():
-                out = logits_of(module(x)).clone()
+                out = self.task.soft(module(x)) if ask.soft else logits_of(module(x)).clone()
             good = bool(torch.isfinite(out).all())
             reasons.append(OK if good else NONFINITE)
-            outputs.append(out if good else torch.zeros_like(out))
+            outputs.append(coarsened(out, ask.coarse) if good else torch.zeros_like(out))
         return Answer(self._told(reasons), outputs=torch.stack(outputs))
 
     def _evaluate(self, ask: Evaluate) -> Answer:

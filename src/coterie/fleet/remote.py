@@ -355,9 +355,7 @@ class RemoteFleet(Fleet):
 
     def _expected(self, ask: Ask) -> wire.Expected:
         width = int(self._widths[ask.clients[0]]) if ask.m else 0
-        outputs = (
-            tuple(self._silence(ask.take(torch.tensor([0]))).outputs.shape[1:]) if isinstance(ask, Predict) else ()
-        )
+        outputs = tuple(self.predictions(ask.inputs)) if isinstance(ask, Predict) else ()
         return wire.expected(ask, width, self.dtype, outputs, self.task.metrics)
 
     def _averaged_buffers(self, asks: Sequence[Ask], head: dict[str, Any]) -> Arrays:
@@ -411,7 +409,9 @@ class RemoteFleet(Fleet):
         return self._sent([(ask, -1)], self._open)[0]
 
     def _up_itemsize(self, ask: Ask) -> int:
-        squeezed = isinstance(ask, (Gradient, Fit)) and ask.compress is not None
+        squeezed = (isinstance(ask, (Gradient, Fit)) and ask.compress is not None) or (
+            isinstance(ask, Predict) and ask.coarse is not None
+        )
         if self.precision == "full" or squeezed or isinstance(ask, (Loss, Evaluate)):
             return self.dtype.itemsize
         return wire.PRECISIONS[self.precision].itemsize
@@ -453,6 +453,8 @@ class _Gathered:
             mine.loss[where] = answer.loss.to(mine.loss.device)
         if mine.outputs.ndim > 1:
             mine.outputs[where] = answer.outputs.to(mine.outputs.device)
+        if mine.choice.numel():
+            mine.choice[where] = answer.choice.to(mine.choice.device)
         for name, value in mine.metrics.items():
             value[where] = answer.metrics[name].to(value.device)
         if mine.sums.ndim > 1:

@@ -247,6 +247,8 @@ _SAME = (
     "metrics",
     "sketch",
     "compress",
+    "soft",
+    "coarse",
 )
 
 

@@ -22,7 +22,7 @@ from coterie.asks import NONFINITE, OK, Answer, Ask, Distil, Evaluate, Fit, Grad
 from coterie.data.population import SPLITS, Population
 from coterie.errors import DeviceError, ModelError
 from coterie.fleet.base import RECALIBRATION, Fleet
-from coterie.fleet.compress import squeezed
+from coterie.fleet.compress import coarsened, squeezed
 from coterie.fleet.layout import KeyedDropout, Layout
 from coterie.fleet.optimiser import RowOptimiser, descend, hold
 from coterie.fleet.reduce import Sink, finite, zeroed
@@ -629,16 +629,14 @@ class StackedFleet(Fleet):
                 parts.append((part, self._outputs(stack, rows, buffers, x, block)))
         if not parts:
             return Answer(torch.zeros(0, dtype=torch.int8, device=self.device))
-        shapes = {tuple(out.shape[1:]) for _, out in parts}
-        if len(shapes) > 1:
-            raise ModelError(
-                f"the clients' models give outputs of different shapes on {ask.inputs!r}: {sorted(shapes)}"
-            )
         outputs = torch.empty(ask.m, *parts[0][1].shape[1:], dtype=parts[0][1].dtype, device=self.device)
         for part, out in parts:
             outputs[part.to(self.device)] = out
+        if ask.soft:
+            outputs = self.task.soft(outputs.flatten(0, 1)).view_as(outputs)
         good = finite(outputs.flatten(1))
-        return Answer(torch.where(good, OK, NONFINITE).to(torch.int8), outputs=zeroed(outputs, good))
+        outputs = zeroed(coarsened(outputs, ask.coarse), good)
+        return Answer(torch.where(good, OK, NONFINITE).to(torch.int8), outputs=outputs)
 
     def _public_inputs(self, name: str) -> Tensor:
         x = self._public[name]
@@ -692,6 +690,7 @@ class StackedFleet(Fleet):
         plan = ask.plan
         reason = torch.zeros(ask.m, dtype=torch.int8, device=self.device)
         losses = torch.zeros(ask.m, dtype=self.dtype, device=self.device)
+        choice = torch.zeros(ask.m if ask.distil is not None else 0, dtype=torch.long, device=self.device)
         rows_out: Tensor | None = None
         for stack, pairs in self._by_stack(ask):
             sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
@@ -707,9 +706,11 @@ class StackedFleet(Fleet):
                     these = pairs[part]
                     local = stack.local[ask.clients[these]]
                     start = self._rows(stack, ask, these)
-                    trained, loss, keep = self._train(stack, ask, these, steps[part], start, place)
-                    good = finite(trained) & torch.isfinite(loss)
                     there = these.to(self.device)
+                    if ask.distil is not None:
+                        choice[there] = self._nearest(stack, ask, these, start)
+                    trained, loss, keep = self._train(stack, ask, these, steps[part], start, place, choice)
+                    good = finite(trained) & torch.isfinite(loss)
                     reason[there] = torch.where(good, OK, NONFINITE).to(torch.int8)
                     losses[there] = torch.where(good, loss, 0).to(self.dtype)
                     if ask.keep is not None:
@@ -730,10 +731,10 @@ class StackedFleet(Fleet):
                             rows_out[there] = given
         if rows_out is None:
             rows_out = torch.empty(0, device=self.device)
-        return Answer(reason, rows=rows_out, loss=losses)
+        return Answer(reason, rows=rows_out, loss=losses, choice=choice)
 
     def _train(
-        self, stack: _Stack, ask: Fit, pairs: Tensor, steps: Tensor, start: Tensor, place: int
+        self, stack: _Stack, ask: Fit, pairs: Tensor, steps: Tensor, start: Tensor, place: int, choice: Tensor
     ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor, Tensor], None]]:
         """Train some rows side by side, most steps first: at each step the rows still training are a prefix."""
         plan, layout = ask.plan, stack.layout
@@ -768,7 +769,7 @@ class StackedFleet(Fleet):
         buffers = self._buffers(stack, ask.memory, local)
         final = {name: b.clone() for name, b in buffers.items()} if buffers else {}
         total = torch.zeros(len(pairs), dtype=self.dtype, device=self.device)
-        public = self._distillation(stack, ask, pairs, start, place, most)
+        public = self._distillation(stack, ask, pairs, choice, place, most)
         bare = plan == Plan(plan.steps, plan.epochs, plan.batch, plan.lr, sampling=plan.sampling)
         bare = bare and not (riders or public or still or self.autocast)
         step_fn = self._fit_step(stack, plan, self._online(ask.split), bare, ask.public_only)
@@ -948,8 +949,38 @@ class StackedFleet(Fleet):
 
         return step
 
+    def _targets_of(self, distil: Distil, pairs: Tensor) -> Tensor:
+        """Which targets each pair may take: pairs × q."""
+        at = torch.arange(len(distil.targets)).expand(len(pairs), -1) if distil.at is None else distil.at[pairs]
+        return at.reshape(len(pairs), -1).to(self.device)
+
+    def _nearest(self, stack: _Stack, ask: Fit, pairs: Tensor, start: Tensor) -> Tensor:
+        """Which of its targets is nearest to each pair's outputs before training."""
+        assert ask.distil is not None
+        at, targets = self._targets_of(ask.distil, pairs), ask.distil.targets
+        if at.shape[1] == 1:
+            return torch.zeros(len(pairs), dtype=torch.long, device=self.device)
+        local = stack.local[ask.clients[pairs]]
+        x = self._public_inputs(ask.distil.inputs)
+        out = self._outputs(stack, start, self._buffers(stack, ask.memory, local), x, 256)
+        mine = self._student(ask.distil, out.flatten(0, 1)).view_as(out)
+        gaps = torch.stack([((targets[c].to(mine.dtype) - mine) ** 2).flatten(1).sum(1) for c in at.T], 1)
+        return gaps.argmin(1)
+
+    def _student(self, distil: Distil, outputs: Tensor) -> Tensor:
+        """What is held against the targets."""
+        return outputs if distil.loss == "logits" else self.task.soft(outputs / distil.temperature)
+
+    def _distance(self, distil: Distil, outputs: Tensor, target: Tensor) -> Tensor:
+        """The mean distance of the outputs of a batch to their targets."""
+        target = target.to(outputs.dtype)
+        if distil.loss == "cross_entropy":
+            return -(target * (outputs / distil.temperature).log_softmax(-1)).flatten(1).sum(1).mean()
+        apart = target - self._student(distil, outputs)
+        return apart.abs().mean() if distil.loss == "logits" else apart.square().flatten(1).sum(1).mean()
+
     def _distillation(
-        self, stack: _Stack, ask: Fit, pairs: Tensor, start: Tensor, place: int, steps: int
+        self, stack: _Stack, ask: Fit, pairs: Tensor, choice: Tensor, place: int, steps: int
     ) -> Callable[[int, int, int, Rows, Rows, Tensor | None], tuple[Rows, Tensor]] | None:
         """The weighted gradient of the distance to the nearest target on a public batch, and the distance, by step."""
         if ask.distil is None:
@@ -957,13 +988,8 @@ class StackedFleet(Fleet):
         distil: Distil = ask.distil
         local = stack.local[ask.clients[pairs]]
         x = self._public_inputs(distil.inputs)
-        at = torch.arange(len(distil.targets)).expand(len(pairs), -1) if distil.at is None else distil.at[pairs]
-        at = at.reshape(len(pairs), -1).to(self.device)
-        nearest = at[:, 0]
-        if at.shape[1] > 1:
-            mine = _student(distil, self._outputs(stack, start, self._buffers(stack, ask.memory, local), x, 256))
-            gaps = torch.stack([((distil.targets[c].to(mine.dtype) - mine) ** 2).flatten(1).sum(1) for c in at.T], 1)
-            nearest = at.gather(1, gaps.argmin(1, keepdim=True)).flatten()
+        at = self._targets_of(distil, pairs)
+        nearest = at.gather(1, choice[pairs.to(self.device), None]).flatten()
         weight = _weights(distil.weight, pairs, self)
         draw = None if ask.draw is None else ask.draw[pairs]
         name = f"public/{distil.inputs}"
@@ -976,7 +1002,7 @@ class StackedFleet(Fleet):
             state = {**parameters, **{n: b.clone() for n, b in buffers.items()}}
             if key is not None:
                 state.update(dict.fromkeys(stack.keys, key))
-            value = _distance(distil, logits_of(functional_call(stack.module, state, (x,))), target)
+            value = self._distance(distil, logits_of(functional_call(stack.module, state, (x,))), target)
             return w * value, value
 
         one = self._batched(stack, True, torch.func.grad(gap, has_aux=True))
@@ -991,20 +1017,6 @@ class StackedFleet(Fleet):
             return given
 
         return gradient
-
-
-def _student(distil: Distil, outputs: Tensor) -> Tensor:
-    """What is held against the targets."""
-    return outputs if distil.loss == "logits" else (outputs / distil.temperature).softmax(-1)
-
-
-def _distance(distil: Distil, outputs: Tensor, target: Tensor) -> Tensor:
-    """The mean distance of the outputs of a batch to their targets."""
-    target = target.to(outputs.dtype)
-    if distil.loss == "cross_entropy":
-        return -(target * (outputs / distil.temperature).log_softmax(-1)).flatten(1).sum(1).mean()
-    apart = target - _student(distil, outputs)
-    return apart.abs().mean() if distil.loss == "logits" else apart.square().flatten(1).sum(1).mean()
 
 
 def _store(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

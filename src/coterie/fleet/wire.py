@@ -11,6 +11,7 @@ WireError, which becomes a pair that is not ok.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from coterie.asks import (
     OK,
     Answer,
     Ask,
+    Coarse,
     Compress,
     Distil,
     Drift,
@@ -41,7 +43,7 @@ from coterie.asks import (
 )
 from coterie.errors import CoterieError
 from coterie.fleet.base import is_start
-from coterie.fleet.compress import packed, packing, unpacked
+from coterie.fleet.compress import coarse_packed, coarse_packing, coarse_unpacked, packed, packing, unpacked
 from coterie.fleet.reduce import finite, zeroed
 from coterie.settings import build
 
@@ -54,6 +56,7 @@ PRECISIONS: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
+MOST = 1 << 28  # probabilities that a message may unfold to: of few classes of many, little travels
 NAME = 100  # letters of the longest name
 Arrays = dict[str, Tensor]
 
@@ -63,7 +66,7 @@ _PLAIN: dict[type[Ask], dict[str, tuple[type, ...]]] = {
                "sketch": (int, type(None))},
     Loss: {"batch": (int, type(None)), "split": (str,), "sampling": (str,), "track": (bool,), "buffers": (str,)},
     Fit: {"give": (str,), "split": (str,), "keep": (str, type(None)), "track": (bool,)},
-    Predict: {"inputs": (str,), "buffers": (str,)},
+    Predict: {"inputs": (str,), "buffers": (str,), "soft": (bool,)},
     Evaluate: {"split": (str,), "buffers": (str,), "metrics": (list, type(None))},
 }  # fmt: skip
 _DISTIL = {"inputs": str, "batch": int, "loss": str, "temperature": float, "alone": bool}
@@ -156,6 +159,8 @@ def write_ask(ask: Ask, keys: Sequence[str], arrays: Arrays, name: str) -> dict[
         head["outputs"] = ask.outputs if ask.give == "sum" else None
     if isinstance(ask, (Gradient, Fit)):
         head["compress"] = None if ask.compress is None else asdict(ask.compress)
+    if isinstance(ask, Predict):
+        head["coarse"] = None if ask.coarse is None else asdict(ask.coarse)
     if isinstance(ask, Evaluate):
         head["metrics"] = None if ask.metrics is None else list(ask.metrics)
     if isinstance(ask, Fit):
@@ -201,6 +206,8 @@ def read_ask(
             raise WireError("a sum has at most one output per pair")
     if kind in (Gradient, Fit) and (how := field(head, "compress", dict, type(None))) is not None:
         values["compress"] = build(Compress, how, "compress")
+    if kind is Predict and (how := field(head, "coarse", dict, type(None))) is not None:
+        values["coarse"] = build(Coarse, how, "coarse")
     if kind is Evaluate:
         metrics = values["metrics"]
         if metrics is not None and not all(isinstance(metric, str) for metric in metrics):
@@ -275,18 +282,30 @@ def _read_rider(
 def _write_distil(distil: Distil, ask: Fit, arrays: Arrays, name: str) -> dict[str, Any]:
     at = torch.arange(len(distil.targets)).expand(ask.m, -1) if distil.at is None else distil.at
     chosen, inverse = torch.unique(at, return_inverse=True)
-    arrays[f"{name}/targets"] = distil.targets[chosen.to(distil.targets.device)]
+    targets = distil.targets[chosen.to(distil.targets.device)].cpu()
+    head: dict[str, Any] = {}
+    if distil.coarse is None:
+        arrays[f"{name}/targets"] = targets
+    else:
+        arrays |= {f"{name}/targets/{k}": v for k, v in coarse_packed(targets, distil.coarse).items()}
+        head |= {"coarse": asdict(distil.coarse), "shape": list(targets.shape)}
     arrays[f"{name}/at"] = inverse.reshape(at.shape)
     plain = {each: kind(getattr(distil, each)) for each, kind in _DISTIL.items()}
-    return {**plain, "weight": _write_weight(distil.weight, arrays, name)}
+    return {**head, **plain, "weight": _write_weight(distil.weight, arrays, name)}
 
 
 def _read_distil(head: Any, arrays: Arrays, name: str, m: int, dtype: torch.dtype, device: torch.device) -> Distil:
     if not isinstance(head, dict):
         raise WireError(f"{name} must be an object")
-    targets = arrays.get(f"{name}/targets")
-    if targets is None or not targets.is_floating_point() or targets.ndim < 2:
-        raise WireError(f"{name} has no targets")
+    if head.get("coarse") is None:
+        targets = arrays.get(f"{name}/targets")
+        if targets is None or not targets.is_floating_point() or targets.ndim < 2:
+            raise WireError(f"{name} has no targets")
+    else:
+        targets = _read_coarse(
+            build(Coarse, field(head, "coarse", dict), "coarse"), field(head, "shape", list), arrays, f"{name}/targets",
+            dtype,
+        )  # fmt: skip
     at = arrays.get(f"{name}/at")
     if at is None or at.dtype != torch.long or at.ndim not in (1, 2) or len(at) != m:
         raise WireError(f"{name} does not say whose targets are whose")
@@ -319,9 +338,14 @@ def expected(
             )
         case Gradient():
             return Expected({"rows": (dtype, (m, ask.sketch or width)), "loss": (dtype, (m,))}, ("rows",))
-        case Fit() if ask.give != "nothing":
-            return Expected({"rows": (dtype, (m, travelling(ask, width))), "loss": (dtype, (m,))}, ("rows",))
-        case Fit() | Loss():
+        case Fit():
+            fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"loss": (dtype, (m,))}
+            if ask.give != "nothing":
+                fields["rows"] = (dtype, (m, travelling(ask, width)))
+            if ask.distil is not None:
+                fields["choice"] = (torch.long, (m,))
+            return Expected(fields, ("rows",))
+        case Loss():
             return Expected({"loss": (dtype, (m,))})
         case Predict():
             return Expected({"outputs": (dtype, (m, *outputs))}, ("outputs",))
@@ -371,6 +395,8 @@ def write_answer(ask: Ask, answer: Answer, arrays: Arrays, name: str, precision:
     for each, value in _values(answer).items():
         if how is not None and each in ("rows", "sums"):
             arrays |= {f"{name}/{each}/{k}": v for k, v in packed(value.cpu(), how, _by_output(ask, keys)).items()}
+        elif isinstance(ask, Predict) and ask.coarse is not None:
+            arrays |= {f"{name}/{each}/{k}": v for k, v in coarse_packed(value.cpu(), ask.coarse).items()}
         elif each in ("rows", "sums", "outputs"):
             _write_rounded(value, arrays, f"{name}/{each}", precision)
         else:
@@ -378,7 +404,7 @@ def write_answer(ask: Ask, answer: Answer, arrays: Arrays, name: str, precision:
 
 
 def _values(answer: Answer) -> Arrays:
-    names = ("rows", "sums", "weight", "loss", "outputs")
+    names = ("rows", "sums", "weight", "loss", "outputs", "choice")
     found = {each: value for each in names if (value := getattr(answer, each)).ndim > 1 or value.numel()}
     return found | {f"metrics/{metric}": value for metric, value in answer.metrics.items()}
 
@@ -396,10 +422,18 @@ def read_answer(ask: Ask, what: Expected, arrays: Arrays, name: str, precision: 
             parts = {k: array(arrays, f"{name}/{each}/{k}", *fits[:1], *fits[1])
                      for k, fits in packing(how, m, width, dtype).items()}  # fmt: skip
             values[each] = unpacked(parts, how, width, _by_output(ask, keys), dtype)
+        elif isinstance(ask, Predict) and ask.coarse is not None:
+            values[each] = _read_coarse(ask.coarse, shape, arrays, f"{name}/{each}", dtype)
         elif each in what.rounded:
             values[each] = _read_rounded(arrays, f"{name}/{each}", dtype, shape, precision)
         else:
             values[each] = array(arrays, f"{name}/{each}", dtype, *shape)
+    if (
+        isinstance(ask, Fit)
+        and ask.distil is not None
+        and not bool(((values["choice"] >= 0) & (values["choice"] < ask.distil.q)).all())
+    ):
+        raise WireError(f"{name} has chosen a target that was not sent")
     good = reason == OK
     for each in ("rows", "loss", "outputs"):
         if each in values:
@@ -414,6 +448,17 @@ def read_answer(ask: Ask, what: Expected, arrays: Arrays, name: str, precision: 
             values[each] = zeroed(values[each], good)
     metrics = {each.partition("/")[2]: values.pop(each) for each in list(values) if each.startswith("metrics/")}
     return Answer(reason, metrics=metrics, **values)
+
+
+def _read_coarse(how: Coarse, shape: Sequence[Any], arrays: Arrays, name: str, dtype: torch.dtype) -> Tensor:
+    """Probabilities of this shape, classes last."""
+    if len(shape) < 2 or not all(type(n) is int and n > 0 for n in shape) or math.prod(shape) > MOST:
+        raise WireError(f"{name} has no shape that probabilities could have")
+    whole = tuple(shape)
+    parts = {
+        k: array(arrays, f"{name}/{k}", *fits[:1], *fits[1]) for k, fits in coarse_packing(how, whole, dtype).items()
+    }
+    return coarse_unpacked(parts, how, whole, dtype)
 
 
 def _write_rounded(value: Tensor, arrays: Arrays, name: str, precision: Precision) -> None:

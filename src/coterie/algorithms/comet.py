@@ -1,0 +1,263 @@
+"""COMET (Cho, Wang, Chirvolu and Joshi 2023): clients learn from the mean predictions of those who predict alike.
+
+Communication-Efficient and Model-Heterogeneous Personalized Federated Learning via Clustered Knowledge Transfer.
+Everyone keeps its own model, of any architecture. What travels are soft outputs s_k on unlabelled public inputs P:
+
+    c-means on the outputs that arrived in the last round: centroids c_1 … c_c, unweighted means          (Algorithm 1)
+    m clients, drawn without replacement with chances p_k (data shares); each gets all centroids, and
+    s̄_k = argmin_{c_j} ‖c_j − s_k‖² over the whole stack, held for the round                                        (4)
+    w_k ← w_k − η ∇[F_k(w_k) + λ_k/|P| Σ_x ‖s̄_k(x) − s_k(x)‖²]   for the plan's steps, on a private batch and a
+    public batch of b' each; then it sends its new s_k                                                        (1), (2)
+
+The outputs that the first round clusters are asked of m random clients before it. After a `warmup` of rounds in which
+everyone trains alone they are those of its last round. A newcomer needs nothing: it takes its nearest centroid. Outputs
+that coincide (equal initial models) count as one point, as often as it is there; where there are fewer points than
+centroids, some are sent twice. `c="silhouette"` picks c each round, from 2 to `most`, and 1 where no clustering of the
+last outputs scores above FOUND.
+
+λ is one number, one for each client, or `adaptive`. Theorem IV.7 has the deviations v_k² of clients from what they have
+in common: λ_k* = σ²/(v_k² ν) and α*_{k,i} = B_k/(σ² + βv_i²), where the printed B_k does not make the weights sum to
+one, and must be B_k = A_k(σ² + βv_k²)/(σ² + βv_k² + A_k) = (Σ_i 1/(σ² + βv_i²))⁻¹, the same for all k. With it the
+minimiser of (13) is the Bayes estimate: its weight on the others' mean, λν/(β + λν) · (σ² + βv_k²)/(σ² + βv_k² + A_k),
+is σ²/(σ² + βv_k² + A_k) exactly where λν/β = σ²/(βv_k²). So, where `variances` are known, there is one target for all,
+Σ_i α_i s_i with α_i ∝ 1/(e + v_i²), and λ_k = λ e/v_k², where e = σ²/β (`error`) is the variance of an estimate made
+alone and λ, in the means of (1), the ratio of private to public second moments: 1 where inputs are alike.
+
+Where they are not known, `adaptive` measures: v_k² is the mean squared distance of a client's outputs to the mean of
+the others who took the same centroid, and λ_k = λ · r_k (h / v_k²), h the harmonic mean over clients. The theorem's σ²
+and with it the scale cannot be had from outputs, and where labels differ any pull may hurt, so r_k ∈ [0, 1] is learned:
+each client trains a second model alone beside the first, and while its first does worse on validation data r_k is
+halved, while it does better doubled (a running mean over the rounds, its own and everyone's). That costs twice the work
+and two numbers a client and round.
+
+BatchNorm: a private and a public batch are normalised each by itself, and only the private one moves the buffers.
+
+Travels: up m·outputs, down m·clusters·outputs; phases 1; graphs 1; rows n.
+(`outputs` is |P|·N; the first round has one more phase, up m·outputs. `coarse` lets less travel, both ways.)
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from coterie.algorithm import Algorithm, Info, per_client
+from coterie.asks import Answer, Ask, Coarse, Distil, Evaluate, Fit, Own, Plan, Predict
+from coterie.errors import SettingError
+from coterie.fleet.base import Fleet
+from coterie.settings import real, whole
+
+STARTS = 10  # of k-means
+FOUND = 0.1  # the least silhouette of clusters that are there; a cloud without any scores up to 0.05
+SAME = 1e-6  # root mean square distance below which outputs coincide
+MEMORY = 0.8  # of the running mean of what the pull is worth
+
+
+@dataclass(frozen=True)
+class COMETState:
+    """What arrived last; the models are the clients' own."""
+
+    heard: Tensor  # whose outputs these are, on the host
+    outputs: Tensor  # heard × P × N: s
+    apart: Tensor  # n float64, on the host: v², 0 where not known yet
+    worth: Tensor  # n float64, on the host: by how much the pull helps, as a running mean
+    trust: Tensor  # n float64, on the host: r
+
+
+@dataclass(frozen=True)
+class COMET(Algorithm):
+    """Clustered co-distillation."""
+
+    plan: Plan = field(default_factory=lambda: Plan(steps=50))
+    lam: float | tuple[float, ...] = 2.0  # λ, or one for each client
+    c: int | Literal["silhouette"] = 3
+    most: int = 6  # the largest c that silhouettes choose from
+    m: int | None = None  # clients a round; None: all that are there
+    public_batch: int = 128  # b'
+    inputs: str = "public"
+    warmup: int = 0  # rounds without a pull
+    adaptive: bool = False
+    variances: tuple[float, ...] = ()  # v_k² of each client, where they are known
+    error: float = 1.0  # σ²/β, which goes with them
+    coarse: Coarse | None = None  # how outputs and centroids travel
+    shared: bool = True  # one initial model for all of an architecture, or one each
+
+    mixed = True
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        for each in self.lam if isinstance(self.lam, tuple) else (self.lam,):
+            real("lam", each, 0, closed=True)
+        if self.c != "silhouette":
+            whole("c", self.c, 1, self.m)
+        elif self.m is not None:
+            whole("m", self.m, 3)
+        whole("most", self.most, 2)
+        whole("public_batch", self.public_batch, 1)
+        whole("warmup", self.warmup, 0)
+        real("error", self.error, 0)
+        if self.variances and self.c != 1:
+            raise SettingError(f"with variances there is one target for all: set c = 1, not {self.c!r}")
+        if self.variances and self.adaptive:
+            raise SettingError("an adaptive lam measures what variances say: set one of them")
+        for v in self.variances:
+            real("each of the variances", v, 0)
+
+    def init(self, fleet: Fleet) -> COMETState:
+        """Nobody was heard yet. Refuses what the fleet's models, public inputs or numbers do not allow."""
+        shape = fleet.predictions(self.inputs)
+        if self.m is not None:
+            whole("m, clients a round,", self.m, 1, fleet.n)
+        if self.c != "silhouette":
+            whole("c, centroids of the clients of a round,", self.c, 1, self.m or fleet.n)
+        for name, given in (("lam", self.lam), ("variances", self.variances)):
+            if isinstance(given, tuple) and given and len(given) != fleet.n:
+                raise SettingError(f"{name} has {len(given)} entries for {fleet.n} clients")
+        if self.adaptive and not bool(fleet.sizes("validation").all()):
+            lacks = fleet.keys[int((fleet.sizes("validation") == 0).nonzero()[0])]
+            raise SettingError(f"an adaptive lam is judged on validation data, and client {lacks!r} has none")
+        none = torch.zeros(fleet.n, dtype=torch.float64)
+        outputs = torch.zeros(0, *shape, dtype=fleet.dtype, device=fleet.device)
+        return COMETState(torch.zeros(0, dtype=torch.long), outputs, none, none, torch.ones_like(none))
+
+    def round(self, fleet: Fleet, state: COMETState) -> tuple[COMETState, Info]:
+        """Cluster what arrived; those drawn train, pulled to their nearest centroid, and predict."""
+        pulls = fleet.t >= self.warmup
+        if pulls and not len(state.heard):
+            state = self.first(fleet, state)
+        pulls = pulls and len(state.heard) > 0  # nobody answered: train alone
+        who = self.drawn(fleet, "selected", fleet.sizes("train").double())
+        alpha = self.centroids(fleet, state) if pulls else torch.zeros(0, len(state.heard), dtype=torch.float64)
+        distil = None
+        if pulls:
+            targets = (alpha.to(state.outputs) @ state.outputs.flatten(1)).unflatten(1, state.outputs.shape[1:])
+            lam = self.weights(fleet, state)
+            lam = lam if isinstance(lam, float) else lam[who].to(state.outputs.dtype)
+            distil = Distil(targets, self.inputs, lam, self.public_batch, coarse=self.coarse)
+        fit, predicted, gain = self.ask(fleet, who, distil)
+        ok = (fit.ok & predicted.ok).cpu()
+        choice = fit.choice.cpu() if pulls else torch.zeros(len(who), dtype=torch.long)
+        graph = torch.eye(fleet.n, dtype=torch.float64)
+        cluster = torch.full((fleet.n,), -1)
+        if pulls:
+            listened = alpha.new_zeros(len(who), fleet.n).index_add_(1, state.heard, alpha[choice])
+            graph[who[ok]] = listened[ok]
+            cluster[who[ok]] = choice[ok]
+        info = Info(graph, per_client(fleet.n, who, ok), per_client(fleet.n, who, fit.loss), {
+            "clusters": torch.tensor(len(alpha)), "outputs": torch.tensor(state.outputs[0].numel() if pulls else 0),
+            "cluster": cluster,
+        })  # fmt: skip
+        if not bool(ok.any()) or fleet.t + 1 < self.warmup:
+            return state, info
+        state = replace(state, heard=who[ok], outputs=predicted.outputs[ok.to(predicted.outputs.device)])
+        return (self.learned(state, choice[ok], gain[ok]) if self.adaptive and pulls else state), info
+
+    def first(self, fleet: Fleet, state: COMETState) -> COMETState:
+        """The outputs of m random clients, before anybody trains."""
+        who = self.drawn(fleet, "first", torch.ones(fleet.n, dtype=torch.float64))
+        answer = fleet.ask(Predict(who, self.model, self.inputs, soft=True, coarse=self.coarse))
+        return replace(state, heard=who[answer.ok.cpu()], outputs=answer.outputs[answer.ok])
+
+    def drawn(self, fleet: Fleet, tag: str, size: Tensor) -> Tensor:
+        """m of those who are there, without replacement by `size`: the first of exponential clocks with such rates.
+
+        In the order of the clocks, so that k-means sees the same in whatever order the clients stand.
+        """
+        order = (-torch.log1p(-fleet.uniform(tag, fleet.everyone)) / size).argsort()
+        return order[fleet.present[order]][: self.m]
+
+    def centroids(self, fleet: Fleet, state: COMETState) -> Tensor:
+        """How each centroid is made of those heard: c × heard, rows that sum to one."""
+        if self.variances:
+            weight = 1 / (self.error + torch.tensor(self.variances, dtype=torch.float64)[state.heard])
+            return (weight / weight.sum())[None]
+        seen = state.outputs.double().cpu().flatten(1)
+        near = (
+            torch.cdist(seen, seen, compute_mode="donot_use_mm_for_euclid_dist") <= SAME * state.outputs.shape[1] ** 0.5
+        )
+        same, place = near.int().argmax(1).unique(return_inverse=True)
+        random = int(torch.randint(1 << 31, (), generator=fleet.generator("k-means")))
+        if self.c == "silhouette":
+            label = _clearest(seen[same], place, min(self.most, len(seen) - 1), random)
+            count = int(label.max()) + 1
+        else:
+            label, count = _clusters(seen[same], place, self.c, random), self.c
+        member = torch.nn.functional.one_hot(label, count).T.double()
+        member = torch.where(member.sum(1, keepdim=True) > 0, member, member[label[0]])
+        return member / member.sum(1, keepdim=True)
+
+    def weights(self, fleet: Fleet, state: COMETState) -> float | Tensor:
+        """λ, or λ_k of every client."""
+        if isinstance(self.lam, float) and not (self.adaptive or self.variances):
+            return self.lam
+        lam = torch.as_tensor(self.lam, dtype=torch.float64).expand(fleet.n)
+        if self.variances:
+            return lam * self.error / torch.tensor(self.variances, dtype=torch.float64)
+        if self.adaptive:
+            known = state.apart > 0
+            harmonic = known.sum() / (1 / state.apart[known]).sum() if bool(known.any()) else torch.tensor(1.0)
+            lam = lam * state.trust * torch.where(known, harmonic / torch.where(known, state.apart, 1), 1)
+        return lam
+
+    def ask(self, fleet: Fleet, who: Tensor, distil: Distil | None) -> tuple[Answer, Answer, Tensor]:
+        """Train and predict, in one phase; how much better the pulled model does than one alone, if that is asked."""
+        plan, model, alone = self.plan.at(fleet.t), self.model, Own("alone", self.shared)
+        asks: list[Ask] = [Fit(who, model, plan, give="nothing", distil=distil),
+                           Predict(who, model, self.inputs, soft=True, coarse=self.coarse)]  # fmt: skip
+        if not self.adaptive:
+            fit, predicted = fleet.ask(*asks)
+            return fit, predicted, torch.zeros(len(who), dtype=torch.float64)
+        main = fleet.task.main
+        both = [Evaluate(who, each, "validation", metrics=(main,)) for each in (model, alone)]
+        fit, predicted, _, *told = fleet.ask(*asks, Fit(who, alone, plan, give="nothing"), *both)
+        gain = told[0].metrics[main] - told[1].metrics[main]
+        gain = gain.where(told[0].ok & told[1].ok, 0).nan_to_num().cpu().double()
+        return fit, predicted, gain if fleet.task.higher_is_better(main) else -gain
+
+    def learned(self, state: COMETState, choice: Tensor, gain: Tensor) -> COMETState:
+        """v² and r of those who answered."""
+        seen, who = state.outputs.double().cpu().flatten(1), state.heard
+        others = ~torch.eye(len(who), dtype=torch.bool)
+        alike = others & (choice[:, None] == choice)
+        alike = torch.where(alike.any(1, keepdim=True), alike, others).double()
+        mean = alike / alike.sum(1, keepdim=True).clamp(min=1) @ seen
+        apart, worth, trust = state.apart.clone(), state.worth.clone(), state.trust.clone()
+        if len(who) > 1:
+            apart[who] = (seen - mean).square().sum(1) / state.outputs.shape[1]
+        worth[who] = MEMORY * worth[who] + (1 - MEMORY) * gain
+        verdict = worth[who] + worth[who].mean()
+        trust[who] = (trust[who] * 2.0 ** verdict.sign()).clamp(max=1)
+        return replace(state, apart=apart, worth=worth, trust=trust)
+
+    @property
+    def model(self) -> Own:
+        """Everyone's own."""
+        return Own("model", self.shared)
+
+    def personal(self, state: COMETState) -> Own:
+        """The model at the client."""
+        return self.model
+
+
+def _clusters(points: Tensor, place: Tensor, c: int, random: int) -> Tensor:
+    """The cluster of each client: c-means over distinct points, each as heavy as it is frequent."""
+    if len(points) <= c:
+        return place
+    from sklearn.cluster import KMeans  # a second, which no command line has to wait for
+
+    found = KMeans(c, n_init=STARTS, random_state=random).fit(points.numpy(), sample_weight=place.bincount().numpy())
+    return torch.from_numpy(found.labels_).long()[place]
+
+
+def _clearest(points: Tensor, place: Tensor, most: int, random: int) -> Tensor:
+    """The clustering of 2 to `most` clusters with the highest silhouette, or a single cluster."""
+    from sklearn.metrics import silhouette_score
+
+    best, score = torch.zeros(len(place), dtype=torch.long), FOUND
+    for c in range(2, min(most, len(points)) + 1):
+        label = _clusters(points, place, c, random)
+        clear = float(silhouette_score(points[place].numpy(), label.numpy()))
+        if clear > score:
+            best, score = label, clear
+    return best
