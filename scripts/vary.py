@@ -3,7 +3,8 @@
     python scripts/vary.py cobo-cross-silo --scale small --algorithms local,cobo \\
         --vary population.partition.share=0.1,0.2,0.4 --vary population.partition.clusters=2,4 --json FILE --figure FILE
 
-Factors vary one at a time; everything else stays as the experiment has it. Each value is an ordinary experiment in a
+Factors vary one at a time; everything else stays as the experiment has it. What belongs together is one factor:
+`--vary cobo.schedule+cobo.c=constant+1,time+100`. Each value is an ordinary experiment in a
 folder of its own below --out, so a study that was stopped goes on where it was, and a value that several factors share
 runs once. A setting of one algorithm (scool-sbm.budget) changes that one only, so that others but `local` sit it out.
 """
@@ -45,9 +46,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(options: argparse.Namespace, change: str) -> list[Result]:
-    """The results with one setting changed, from its folder if they are there."""
-    owner = change.partition(".")[0]
+def run(options: argparse.Namespace, factor: str, value: str) -> list[Result]:
+    """The results with one factor changed, from their folder if they are there."""
+    changes = [f"{path}={v}" for path, v in zip(factor.split("+"), value.split("+"), strict=True)]
+    owner = factor.partition(".")[0]
     algorithms = options.algorithms
     if owner in (algorithms or ()):
         algorithms = [name for name in algorithms if name in (owner, "local")]
@@ -56,7 +58,7 @@ def run(options: argparse.Namespace, change: str) -> list[Result]:
         scale=options.scale,
         algorithms=algorithms,
         seeds=options.seeds,
-        sets=[*options.set, change],
+        sets=[*options.set, *changes],
         tuned=options.tuned,
     )
     mark = hashlib.sha256(repr(sorted(reader.plain(experiment).items())).encode()).hexdigest()[:10]
@@ -107,8 +109,8 @@ def draw(study: dict[str, dict[str, Any]], metric: str, graph: str | None, path:
                 std = [table[name]["std"] for table in values.values()] if kind == "mean" else None
                 axes.errorbar(range(len(values)), points, yerr=std, label=name, marker="o", capsize=2)
             axes.set_xticks(range(len(values)), list(values))
-            owner, _, setting = factor.rpartition(".")
-            axes.set_xlabel(f"{setting.replace('_', ' ')} ({owner})")
+            owners, _, settings = zip(*(path.rpartition(".") for path in factor.split("+")), strict=True)
+            axes.set_xlabel(f"{' + '.join(settings).replace('_', ' ')} ({owners[0]})")
             axes.spines[["top", "right"]].set_visible(False)
         row[0].set_ylabel(label.replace("_", " "))
     for axes in panels[0]:
@@ -125,7 +127,7 @@ def main() -> None:
         path, _, values = factor.partition("=")
         study[path] = {}
         for value in values.split(","):
-            results = run(options, f"{path}={value}")
+            results = run(options, path, value)
             metric = metric or results[0]["main"]
             study[path][value] = summary(results, options.metric)
             for name, row in study[path][value].items():
