@@ -2,13 +2,17 @@
 
 ε is added to α and γ alike wherever they enter a digamma or a log-gamma, which makes it part of the prior's parameter:
 γ = Ω + α stays the exact maximiser.
+
+Likelihoods say little in the first rounds, and communities found then are kept by a B that was fitted to them. So each
+E-step also tries a start from what the likelihoods now say alone (`restart`, coterie.graph.priors.guess), with B and α
+as they were in the beginning, and whichever explains them better is kept: the bound rises all the same.
 """
 
 import torch
 from torch import Tensor
 
 from coterie.errors import SettingError
-from coterie.graph.priors.base import EPSILON, Beliefs
+from coterie.graph.priors.base import EPSILON, Beliefs, Evidence, Prior
 from coterie.settings import real, whole
 
 
@@ -27,6 +31,16 @@ def start(n: int, communities: int, inside: float, across: float) -> Beliefs:
         raise SettingError(f"{communities} communities are more than {n} clients: take at most {n}")
     own = torch.eye(communities, dtype=torch.float64)
     return {"b": inside * own + across * (1 - own), "alpha": torch.ones(communities, dtype=torch.float64)}
+
+
+def best(prior: Prior, found: list[tuple[Tensor, Beliefs]], evidence: Evidence) -> tuple[Tensor, Beliefs]:
+    """Of the outcomes of an E-step the one of the highest bound, B and α fitted; the first, if others are no better."""
+    if len(found) == 1:
+        return found[0]
+    fitted = [(w, prior.m_step(w, beliefs, evidence)) for w, beliefs in found]
+    bounds = [float(prior.elbo(w, beliefs, evidence)) for w, beliefs in fitted]
+    top = max(range(len(bounds)), key=bounds.__getitem__)
+    return fitted[top] if bounds[top] > bounds[0] + EPSILON * abs(bounds[0]) else found[0]
 
 
 def log_rates(b: Tensor) -> tuple[Tensor, Tensor]:

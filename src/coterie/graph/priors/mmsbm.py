@@ -7,10 +7,10 @@ Every ordered pair has its own memberships, i as the one who listens and j as th
     B_gh = Σ w_ij φ→_ij,g φ←_ij,h / Σ φ→_ij,g φ←_ij,h                                                        (81)
 
 All φ→ are independent of each other given the rest, and so are all φ←: each is updated at once, and the ELBO rises.
-Sums run over measured pairs of two; α follows its gradient as in the block model. Before the first E-step everyone is
-of one community towards all, found by such a block model: memberships drawn pair by pair average out, and B with them.
+Sums run over measured pairs of two; α follows its gradient as in the block model. Every start has everyone of one
+community towards all, found by such a block model: memberships drawn pair by pair average out, and B with them.
 
-Memberships take 2·n²·M numbers, in an E-step about five times that: beyond LIMIT bytes the prior refuses.
+Memberships take 2·n²·M numbers, in an E-step about nine times that: beyond LIMIT bytes the prior refuses.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from coterie.graph.priors.base import Beliefs, Clients, Evidence, Prior, entropy
 from coterie.graph.priors.sbm import SBM
 
 LIMIT = 2 << 30  # bytes that memberships may take: 3,660 clients with 10 communities
-START = 5  # sweeps of the simple block model before the first E-step
+START = 5  # sweeps of the simple block model for a start
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class MMSBM(Prior):
     across: float = 0.2  # and between two
     eta2: float = 1e-3  # η₂: step of α
     learn: bool = True  # whether the M-step fits B and α
+    restart: bool = True  # whether each E-step also tries a start from the likelihoods alone
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -55,11 +56,20 @@ class MMSBM(Prior):
         return torch.zeros(n, n, dtype=torch.float64), beliefs | {"begun": torch.tensor(False)}
 
     def e_step(self, w: Tensor, beliefs: Beliefs, evidence: Evidence) -> tuple[Tensor, Beliefs]:
-        """Links, memberships on both sides, Dirichlets: so often, and links once more."""
-        if not beliefs["begun"]:
-            simple = SBM(self.communities, START, self.inside, self.across)
+        """From where the last round ended, or from a block model's memberships where those explain more."""
+        found = [self.swept(beliefs, evidence)] if beliefs["begun"] else []
+        if self.restart or not found:
+            simple = SBM(self.communities, START, self.inside, self.across, restart=self.restart)
             omega = simple.e_step(*simple.init(evidence.clients), evidence)[1]["omega"]
-            beliefs = beliefs | _one_each(omega, beliefs["alpha"]) | {"begun": torch.tensor(True)}
+            fresh = beliefs
+            if self.learn:
+                fresh = beliefs | blocks.start(len(omega), self.communities, self.inside, self.across)
+            fresh = fresh | _one_each(omega, fresh["alpha"]) | {"begun": torch.tensor(True)}
+            found.append(self.swept(fresh, evidence))
+        return blocks.best(self, found, evidence)
+
+    def swept(self, beliefs: Beliefs, evidence: Evidence) -> tuple[Tensor, Beliefs]:
+        """Links, memberships on both sides, Dirichlets: so often, and links once more."""
         odds, off = blocks.log_rates(beliefs["b"])
         pairs = evidence.others[..., None]
         by, gamma = beliefs["by"], beliefs["gamma"]
@@ -91,9 +101,9 @@ class MMSBM(Prior):
 
     def m_step(self, w: Tensor, beliefs: Beliefs, evidence: Evidence) -> Beliefs:
         """(81), and α for the clients that are in a measured pair."""
-        if not self.learn:
-            return beliefs
         pairs, m = evidence.others, self.communities
+        if not self.learn or not bool(pairs.any()):
+            return beliefs
         to, by = beliefs["to"].reshape(-1, m), beliefs["by"].reshape(-1, m)
         weight = torch.stack([w * pairs, pairs.double()]).reshape(2, -1, 1)
         hits, chances = ((to * each).T @ by for each in weight)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from coterie.graph.priors import blocks
 from coterie.graph.priors.base import EPSILON, Beliefs, Clients, Evidence, Prior, entropy, keyed_simplex
+from coterie.graph.priors.guess import guessed
 
 BLOCK = 64  # clients whose memberships change within one block
 
@@ -42,6 +43,7 @@ class SBM(Prior):
     across: float = 0.2  # and between two
     eta2: float = 1e-3  # η₂: step of α
     learn: bool = True  # whether the M-step fits B and α
+    restart: bool = True  # whether each E-step also tries a start from the likelihoods alone
     reference: bool = False
 
     def __post_init__(self) -> None:
@@ -59,9 +61,21 @@ class SBM(Prior):
         return torch.zeros(clients.n, clients.n, dtype=torch.float64), beliefs
 
     def e_step(self, w: Tensor, beliefs: Beliefs, evidence: Evidence) -> tuple[Tensor, Beliefs]:
-        """Links, then memberships client by client, so often; links once more."""
+        """From where the last round ended, or from a guess where that explains more."""
         if self.reference:
-            beliefs = self.init(evidence.clients)[1]
+            return self.swept(w, self.init(evidence.clients)[1], evidence)
+        found = [self.swept(w, beliefs, evidence)]
+        if self.restart and bool(evidence.others.any()):
+            omega = guessed(evidence, self.communities)
+            fresh = beliefs
+            if self.learn:
+                fresh = beliefs | blocks.start(len(omega), self.communities, self.inside, self.across)
+            fresh = fresh | {"omega": omega, "gamma": omega + fresh["alpha"]}
+            found.append(self.swept(w, fresh, evidence))
+        return blocks.best(self, found, evidence)
+
+    def swept(self, w: Tensor, beliefs: Beliefs, evidence: Evidence) -> tuple[Tensor, Beliefs]:
+        """Links, then memberships client by client, so often; links once more."""
         for sweep in range(self.sweeps):
             w = self.links(beliefs, evidence)
             order = evidence.clients.uniform(f"order {sweep}", evidence.clients.everyone).argsort()
@@ -117,9 +131,9 @@ class SBM(Prior):
 
     def m_step(self, w: Tensor, beliefs: Beliefs, evidence: Evidence) -> Beliefs:
         """(24) and (50), for the clients that are in a measured pair."""
-        if not self.learn:
-            return beliefs
         omega, pairs = beliefs["omega"], self.pairs(evidence)
+        if not self.learn or not bool(pairs.any()):
+            return beliefs
         b = blocks.fitted_rates(omega.T @ (w * pairs) @ omega, omega.T @ pairs.double() @ omega)
         there = pairs.any(1) | pairs.any(0)
         alpha = blocks.fitted_alpha(beliefs["alpha"], beliefs["gamma"][there], self.eta2)
