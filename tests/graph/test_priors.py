@@ -444,7 +444,7 @@ def test_communities_of_sampled_graphs_are_recovered_with_their_rates(
         _, beliefs = learned(kind(m), Few(48, seed), log_p)
         share = beliefs["omega"] if kind is SBM else beliefs["gamma"]
         found.append((adjusted_rand(share.argmax(1).numpy(), z), beliefs["b"]))
-    assert sorted(score for score, _ in found)[1] > 0.95  # a local optimum may be met once
+    assert min(score for score, _ in found) > 0.95
     _, b = max(found, key=lambda f: f[0])
     own = torch.eye(m, dtype=torch.bool)
     assert float(b[own].mean()) == pytest.approx(inside, abs=0.06)
@@ -468,6 +468,31 @@ def test_with_the_same_likelihoods_no_round_of_em_lowers_the_bound(kind: Any) ->
     assert bounds[-1] > bounds[0] + 1
     share = beliefs["omega"] if kind is SBM else beliefs["gamma"]
     assert adjusted_rand(share.argmax(1).numpy(), z) > 0.7
+
+
+@pytest.mark.parametrize("kind", [SBM, MMSBM])
+def test_a_poor_first_partition_does_not_stay(kind: Any) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.permutation(np.arange(100) % 5)
+    linked = rng.random((100, 100)) < np.where(z[:, None] == z, 0.95, 0.05)
+    log_p = torch.from_numpy(np.where(linked, 1.0, -1.0) + rng.standard_normal((100, 100)))
+    scores = {}
+    for restart in (False, True):
+        _, beliefs = learned(kind(5, restart=restart), Few(100), log_p)
+        share = beliefs["omega"] if kind is SBM else beliefs["gamma"]
+        scores[restart] = adjusted_rand(share.argmax(1).numpy(), z)
+    assert scores[True] == 1
+    assert scores[False] < 0.9
+
+
+def test_where_nobody_was_measured_nothing_is_fitted() -> None:
+    clients = Few(5)
+    seen = evidence(clients, torch.zeros(5, 5, dtype=torch.float64), torch.eye(5, dtype=torch.bool))
+    for prior in (SBM(2), MMSBM(2)):
+        w, beliefs = prior.e_step(*prior.init(clients), seen)
+        after = prior.m_step(w, beliefs, seen)
+        assert torch.equal(after["b"], prior.init(clients)[1]["b"])
+        assert torch.equal(after["alpha"], beliefs["alpha"])
 
 
 def test_half_the_pairs_are_enough() -> None:
