@@ -348,6 +348,7 @@ def join(
     import os
 
     from coterie.fleet import flower
+    from coterie.sites import node
     from coterie.sites.folder import PROGRAMS, SiteFolder
 
     flower.needed()
@@ -363,6 +364,10 @@ def join(
     typer.echo(command)
     if not only_print:
         sys.stdout.flush()
+        this = os.getpid()
+        if os.fork() == 0:
+            node.work(folder, this)
+            os._exit(0)
         os.execvpe(command.words[0], command.words, command.environment)
 
 

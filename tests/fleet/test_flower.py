@@ -4,14 +4,17 @@ import asyncio
 import importlib.metadata
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from coterie.asks import ABSENT, LATE, MALFORMED, OK, REFUSED
 from coterie.errors import SettingError
 from coterie.fleet import flower
-from coterie.fleet.flower import Link
+from coterie.fleet.flower import Link, Nodes
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,3 +82,109 @@ def test_flower_nodes_need_no_door_that_is_closed():
     paths = {p for file in folder.rglob("*http_client*.py") for p in re.findall(r'"(/v1/[^"]+)"', file.read_text())}
     assert len(paths) > 5
     assert all(path.startswith(flower.NODES) for path in paths)
+
+
+# ---- what goes through a grid ----------------------------------------------------------------------------------------
+
+
+class Grid:
+    """Flower's, with replies that the test puts there."""
+
+    def __init__(self, *nodes: int) -> None:
+        self.nodes, self.sent, self.replies = list(nodes), {}, []
+
+    def get_node_ids(self) -> list[int]:
+        return self.nodes
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str | None]:
+        names: list[str | None] = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            names.append(f"to-{node}-{len(self.sent)}" if node in self.nodes else None)
+            self.sent[names[-1]] = node
+            assert message.metadata.ttl > 3600
+        return names
+
+    def pull_messages(self, names: Iterable[str]) -> list[Any]:
+        known = set(names)
+        found = [r for r in self.replies if r.metadata.reply_to_message_id in known]
+        self.replies = [r for r in self.replies if r not in found]
+        return found
+
+    def reply(self, node: int, content: Any = None, error: int | None = None) -> None:
+        """To the last message that this node was sent. As in Flower, an error does not say whose it is."""
+        name = [name for name, to in self.sent.items() if to == node][-1]
+        told = SimpleNamespace(code=error, reason="so it is")
+        records = SimpleNamespace(array_records={}) if content is None else content
+        self.replies.append(
+            SimpleNamespace(
+                metadata=SimpleNamespace(reply_to_message_id=name, src_node_id=1 if error is not None else node),
+                has_error=lambda: error is not None, error=told, content=records,
+            )
+        )  # fmt: skip
+
+
+class Eager(Grid):
+    """Where nodes answer at once, each as it is told to."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(*[int(node[1:]) for node in how])
+        self.how = {int(node[1:]): answer for node, answer in how.items()}
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str | None]:
+        messages = list(messages)
+        names = super().push_messages(messages)
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if isinstance(self.how.get(node), bytes):
+                self.reply(node, flower._packed(self.how[node]))
+            elif node in self.how and self.how[node] != "silence":
+                self.reply(node, error=self.how[node]) if isinstance(self.how[node], int) else self.reply(node)
+        return names
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a Flower run, and in no time."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    monkeypatch.setattr(flower, "PAUSE", 0.001)
+    monkeypatch.setattr(flower, "GREETING", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+def test_replies_find_their_nodes_by_the_message_they_answer():
+    grid = Eager(n11=b"one", n12=5, n13=8, n14="an empty record", n15="silence")
+    grid.nodes.remove(13)
+    replies = Nodes(grid, 0.01).exchange({str(n): b"block" for n in (11, 12, 13, 14, 15)})
+    assert (replies["11"].block, replies["11"].reason) == (b"one", OK)
+    assert [replies[str(n)].reason for n in (12, 13, 14, 15)] == [ABSENT, ABSENT, MALFORMED, LATE]
+    grid.nodes.append(13)
+    assert Nodes(grid, 0.01).exchange({"13": b"block"})["13"].reason == REFUSED
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_node_that_owes_an_answer_is_not_asked_again_until_it_has_answered_or_is_gone():
+    grid = Eager(n11=b"one", n12="silence", n13="silence")
+    nodes = Nodes(grid, 0.01)
+    nodes.exchange({str(n): b"block" for n in (11, 12, 13)})
+    assert nodes.there() == ["11"]
+    grid.reply(12, flower._packed(b"late"))
+    assert nodes.there() == ["11", "12"]
+    grid.reply(13, error=5)
+    assert nodes.there() == ["11", "12", "13"]  # Flower says itself who is connected
+    assert len(grid.sent) == 3
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_stranger_is_greeted_once_and_heard_whenever_it_answers():
+    grid = Eager(n11=b"one", n12="silence")
+    nodes = Nodes(grid, 60.0)
+    assert {n: r.block for n, r in nodes.greet(["11", "12"], b"hello").items()} == {"11": b"one"}
+    for _ in range(3):
+        assert nodes.greet(["12"], b"hello") == {}
+    assert len(grid.sent) == 2
+    grid.reply(12, flower._packed(b"two"))
+    assert nodes.greet(["12"], b"hello")["12"].block == b"two"
+    assert nodes.there() == ["11", "12"]

@@ -188,6 +188,48 @@ def test_a_site_that_was_killed_comes_back_from_its_disk_at_any_phase(tmp_path: 
         alike(everything(killed), everything(plain))
 
 
+def test_a_site_forgets_what_it_did_for_an_answer_that_nobody_heard() -> None:
+    """Training that was lost on its way never was: as if the site had been away."""
+    lost, absent = fleet(), fleet()
+    transport: Any = lost.transport
+    gone = {(1, 1), (2, 2), (3, 1), (3, 2)}  # round and phase: of one message, of a second, and of all of a round
+
+    def drop(address: str, block: bytes, answer: Callable[[bytes], bytes]) -> Reply | None:
+        lose = address == "node-1" and (lost.t, lost.phases) in gone and not wire.unseal(block, 1 << 30)[0].get("watch")
+        reply = answer(block)
+        return None if lose else Reply(reply)
+
+    transport.on_way = drop
+    for t in range(5):
+        found = []
+        for each in (lost, absent):
+            each.begin(t)
+            for phase in (1, 2):
+                if each is absent:
+                    absent.present[1] = (t, phase) not in gone
+                found.append(each.ask(Fit(each.everyone, Own("a"), SGD, give="rows")))
+                found.append(each.watch(Fit(each.everyone, Own("a"), Plan(steps=0), give="rows")))
+        half = len(found) // 2
+        for one, other in zip(found[:half], found[half:], strict=True):
+            assert torch.equal(one.rows, other.rows)
+            assert torch.equal(one.ok, other.ok)
+
+
+def test_what_is_measured_on_several_splits_is_one_message_and_its_rows_go_once() -> None:
+    remote = fleet()
+    transport: Any = remote.transport
+    before = len(transport.blocks)
+    x = remote.initial()
+    asks = [Evaluate(remote.everyone, x, split) for split in ("train", "validation", "test")]
+    together = remote.watch(*asks)
+    sent = transport.blocks[before:]
+    assert [address for address, _ in sent] == [f"node-{i}" for i in range(PEOPLE.n)]
+    for _, block in sent:
+        rows = [v for name, v in wire.unseal(block, 1 << 30)[1].items() if name.endswith("/models")]
+        assert [v.shape for v in rows] == [(1, remote.d)]
+    alike(list(together), [remote.watch(ask) for ask in asks])
+
+
 def test_a_server_can_go_back_as_far_as_promised_and_is_told_where_it_cannot() -> None:
     first = fleet()
     expected = []

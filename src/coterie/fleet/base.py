@@ -299,17 +299,18 @@ class Fleet(ABC):
             self._place += 1
         return answers[0] if len(answers) == 1 else tuple(answers)
 
-    def watch(self, ask: Ask) -> Answer:
+    @overload
+    def watch(self, ask: Ask, /) -> Answer: ...
+    @overload
+    def watch(self, *asks: Ask) -> tuple[Answer, ...]: ...
+    def watch(self, *asks: Ask) -> Answer | tuple[Answer, ...]:
         """Ask as an observer: nothing is counted or kept, nobody is absent, and no later draw depends on it."""
-        if isinstance(ask, (Gradient, Loss)):
-            ask = replace(ask, track=False)
-        if isinstance(ask, Fit):
-            ask = replace(ask, track=False, keep=None)
         present, self.present = self.present, torch.ones(self.n, dtype=torch.bool)
         try:
-            return self._one(ask, -1, metered=False)
+            answers = tuple(self._one(observed(ask), -1, metered=False) for ask in asks)
         finally:
             self.present = present
+        return answers[0] if len(answers) == 1 else answers
 
     def _one(self, ask: Ask, place: int, *, metered: bool) -> Answer:
         self._check(ask)
@@ -549,6 +550,13 @@ class Fleet(ABC):
     def _up_itemsize(self, ask: Ask) -> int:
         """Bytes of a number in an answer."""
         return self.dtype.itemsize
+
+
+def observed(ask: Ask) -> Ask:
+    """An ask that leaves no trace at the client."""
+    if isinstance(ask, (Gradient, Loss)):
+        return replace(ask, track=False)
+    return replace(ask, track=False, keep=None) if isinstance(ask, Fit) else ask
 
 
 @contextmanager

@@ -29,6 +29,8 @@ from coterie.fleet.remote import Reply
 
 VERSION = "1.41"  # of flwr; tests/fleet/test_flower.py guards that it is the one that is pinned and installed
 PAUSE = 0.2  # seconds between looks for replies
+GREETING = 30.0  # seconds that a round waits for a node that it does not know
+LIFE = 12 * 3600.0  # seconds that Flower keeps a message
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -58,35 +60,61 @@ def needed() -> None:
 
 
 class Nodes:
-    """Carries blocks to Flower nodes and back: the transport of a RemoteFleet, inside a Flower run."""
+    """Carries blocks to Flower nodes and back: the transport of a RemoteFleet, inside a Flower run.
+
+    A node takes one message at a time. One that did not answer in time is out until it has, or is connected anew: so a
+    node that hangs, or answers nothing on purpose, makes the others wait once.
+    """
 
     def __init__(self, grid: Any, deadline: float, tell: Callable[[str], None] = lambda message: None) -> None:
         self.grid, self.deadline, self.tell = grid, deadline, tell
+        self._late: dict[str, str] = {}  # message → node
+        self._greeted: dict[str, str] = {}
 
     def there(self) -> Sequence[str]:
-        """The ids of the nodes that are connected."""
-        return [str(node) for node in self.grid.get_node_ids()]
+        """The ids of the nodes that are connected and owe nothing."""
+        self._pulled(self._late, 0)
+        owing = set(self._late.values())
+        return [node for node in map(str, self.grid.get_node_ids()) if node not in owing]
 
     def exchange(self, blocks: Mapping[str, bytes]) -> Mapping[str, Reply]:
         """One message to each node; what came back before the deadline."""
+        sent = self._pushed(blocks)
+        gone = set(blocks) - set(sent.values())
+        replies = self._pulled(sent, self.deadline)
+        self._late |= sent
+        return {n: replies.get(n, Reply(reason=ABSENT if n in gone else LATE)) for n in blocks}
+
+    def greet(self, addresses: Sequence[str], block: bytes) -> Mapping[str, Reply]:
+        """One message to each node that has none yet; nobody waits long for a stranger, and not twice."""
+        new = [node for node in addresses if node not in self._greeted.values()]
+        self._greeted |= self._pushed(dict.fromkeys(new, block))
+        return self._pulled(self._greeted, min(GREETING, self.deadline) if new else 0)
+
+    def _pushed(self, blocks: Mapping[str, bytes]) -> dict[str, str]:
+        """Which message went to which node."""
         from flwr.app import Message
 
-        end = time.monotonic() + self.deadline
-        pushed: dict[str, str] = {}  # message → node
+        sent = {}
         for node, block in blocks.items():  # one by one: together they could be more than Flower takes at once
-            message = Message(_packed(block), int(node), ACTION, ttl=self.deadline)
-            for name in self.grid.push_messages([message]):
+            for name in self.grid.push_messages([Message(_packed(block), int(node), ACTION, ttl=LIFE)]):
                 if name:
-                    pushed[name] = node
+                    sent[name] = node
+        return sent
+
+    def _pulled(self, sent: dict[str, str], seconds: float) -> dict[str, Reply]:
+        """Replies to these messages, which are no longer waited for; what is left in `sent` did not come in time."""
+        end = time.monotonic() + seconds
         replies: dict[str, Reply] = {}
-        while len(replies) < len(pushed) and time.monotonic() < end:
-            for message in self.grid.pull_messages([name for name, node in pushed.items() if node not in replies]):
-                answered = pushed.get(message.metadata.reply_to_message_id)
-                if answered is not None:
-                    replies[answered] = self._read(answered, message)
-            if len(replies) < len(pushed):
-                time.sleep(PAUSE)
-        return {node: replies.get(node, Reply(reason=LATE)) for node in blocks}
+        while sent:
+            for message in self.grid.pull_messages(list(sent)):
+                node = sent.pop(message.metadata.reply_to_message_id, None)
+                if node is not None:
+                    replies[node] = self._read(node, message)
+            if not sent or time.monotonic() >= end:
+                break
+            time.sleep(PAUSE)
+        return replies
 
     def _read(self, node: str, message: Any) -> Reply:
         if message.has_error():
@@ -164,21 +192,28 @@ def client_app(answer: Callable[[bytes, str, Mapping[str, Any]], bytes]) -> Any:
     return app
 
 
+def ready() -> Any:
+    """Import what `clientapp` runs, of the Flower that this file was written for."""
+    needed()
+    from flwr.supernode.runtime import run_clientapp
+
+    for name in ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn"):
+        if not hasattr(run_clientapp, name):
+            raise FlowerError(f"this Flower does not keep {name} where {VERSION} does")
+    return run_clientapp
+
+
 def clientapp(app: Any) -> None:
     """Flower's command of this name, but with this app, whatever came with the message."""
     from flwr.common.args import add_args_flwr_app_common, try_obtain_flwr_app_token
     from flwr.supercore.tls import validate_and_resolve_root_certificates
-    from flwr.supernode.runtime import run_clientapp as process
 
     def nothing(*_: Any, **__: Any) -> None:
         """What was sent stays packed."""
 
-    for name in ("install_from_fab", "install_app_dependencies", "get_load_client_app_fn"):
-        if not hasattr(process, name):
-            raise FlowerError(f"this Flower does not keep {name} where {VERSION} does")
-    changed: Any = process
-    changed.install_from_fab = changed.install_app_dependencies = nothing
-    changed.get_load_client_app_fn = lambda **_: lambda *_: app
+    process = ready()
+    process.install_from_fab = process.install_app_dependencies = nothing
+    process.get_load_client_app_fn = lambda **_: lambda *_: app
     parser = argparse.ArgumentParser("flwr-clientapp")  # Flower's own lives where half of Flower is imported
     parser.add_argument("--runtime-api-address", required=True)
     add_args_flwr_app_common(parser=parser)
@@ -264,8 +299,13 @@ def _around(home: Path, *first: Path) -> dict[str, str]:
 
 
 def superlink(link: Link, home: Path, programs: Path | None = None) -> Command:
-    """The server that nodes connect to; it starts the runs. `programs` is the folder of our own flower-superlink."""
+    """The server that nodes connect to; it starts the runs. `programs` is the folder of our own flower-superlink.
+
+    What it knows of nodes is in a file: with what is only in its memory, their registrations and every node that is
+    connected would be lost with it.
+    """
     words = ["flower-superlink", "--host", link.host, "--port", str(link.port)]
+    words += ["--database", str(home.absolute() / "superlink.db")]
     if link.ca:
         words += ["--ssl-ca-certfile", link.ca, "--ssl-certfile", link.certificate, "--ssl-keyfile", link.key]
     else:

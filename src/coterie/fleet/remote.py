@@ -40,7 +40,7 @@ from coterie.asks import (
 from coterie.data.population import SPLITS, Population
 from coterie.errors import AskError, CoterieError
 from coterie.fleet import wire
-from coterie.fleet.base import Fleet
+from coterie.fleet.base import Fleet, observed
 from coterie.fleet.layout import buffers
 from coterie.fleet.reduce import Sink
 from coterie.fleet.wire import Arrays, Precision, WireError
@@ -67,6 +67,10 @@ class Transport(Protocol):
         """Send each site its block; the replies that came in time. A site that is left out was late."""
         ...
 
+    def greet(self, addresses: Sequence[str], block: bytes) -> Mapping[str, Reply]:
+        """Send a block to sites that nobody knows yet; what comes back soon, to this one or to an earlier greeting."""
+        ...
+
 
 class InProcess:
     """Sites in this process: functions from block to block."""
@@ -82,13 +86,18 @@ class InProcess:
         """One after the other."""
         return {address: Reply(self.sites[address](block)) for address, block in blocks.items()}
 
+    def greet(self, addresses: Sequence[str], block: bytes) -> Mapping[str, Reply]:
+        """They answer at once."""
+        return self.exchange(dict.fromkeys(addresses, block))
+
 
 @dataclass
-class _Heard:
+class Heard:
     """What is known of the sites: who stands behind which address, and who may speak for a client."""
 
     home: dict[int, str] = field(default_factory=dict)  # client → address
     identity: dict[int, Tensor] = field(default_factory=dict)  # client → its site's identity, 32 bytes
+    sizes: dict[int, Tensor] = field(default_factory=dict)  # client → how many samples it has, split by split
     met: dict[str, bool] = field(default_factory=dict)  # address → whether it was accepted
 
 
@@ -106,7 +115,8 @@ class RemoteFleet(Fleet):
     """Clients at sites that a transport reaches. `population` declares them: see `declared`.
 
     `experiment` is the hash that sites approved, `run` the name under which they keep this run's state; `precision` is
-    that of rows on their way up. `tell` hears of sites that come, and of what they refuse.
+    that of rows on their way up. `tell` hears of sites that come, and of what they refuse. Runs of one server share
+    what was `heard` of the sites.
     """
 
     def __init__(
@@ -121,14 +131,18 @@ class RemoteFleet(Fleet):
         run: str = "run",
         precision: Precision = "full",
         tell: Callable[[str], None] = lambda message: None,
+        heard: Heard | None = None,
     ) -> None:
         super().__init__(population, seed=seed, device=torch.device(device), dtype=dtype)
         self.transport, self.experiment, self.run, self.tell = transport, experiment, run, tell
         self.precision = precision
         self.opening = 0
+        self._last = torch.full((len(population.keys), 2), -1)  # opening and phase of each one's last answer
         self._sizes = {split: torch.ones(len(population.keys), dtype=torch.long) for split in SPLITS}
         self._numbers = {key: i for i, key in enumerate(population.keys)}
-        self._heard = _Heard()
+        self._heard = Heard() if heard is None else heard
+        for client in self._heard.sizes:
+            self._count(client)
 
     # ---- sites -------------------------------------------------------------------------------------------------------
 
@@ -138,10 +152,8 @@ class RemoteFleet(Fleet):
         new = [a for a in addresses if a not in self._heard.met]
         if new:
             hello = wire.seal({**self._signed(), "hello": True})
-            replies = self.transport.exchange(dict.fromkeys(new, hello))
-            for address in new:
-                reply = replies.get(address)
-                if reply is None or reply.reason != OK:
+            for address, reply in self.transport.greet(new, hello).items():
+                if reply.reason != OK:
                     continue  # greeted again next time
                 try:
                     self._heard.met[address] = self._welcome(address, *wire.unseal(reply.block, 1 << 24))
@@ -176,10 +188,15 @@ class RemoteFleet(Fleet):
             number = self._numbers[key]
             self._heard.identity[number] = identity
             self._heard.home[number] = address
-            for split, count in zip(SPLITS, size.tolist(), strict=True):
-                self._sizes[split][number] = count
+            self._heard.sizes[number] = size
+            self._count(number)
         self.tell(f"{', '.join(keys)}: here, at {address}")
         return True
+
+    def _count(self, client: int) -> None:
+        """Take over how much data a client says it has."""
+        for split, count in zip(SPLITS, self._heard.sizes[client].tolist(), strict=True):
+            self._sizes[split][client] = count
 
     def await_clients(self, least: int, seconds: float, pause: float = 1.0) -> int:
         """Wait until so many clients are there; how many are."""
@@ -204,11 +221,11 @@ class RemoteFleet(Fleet):
     def state(self) -> dict[str, Tensor]:
         """The ledger, the last opening, and who speaks for whom; models and memory stay at the sites."""
         known = {f"identity/{c}": identity for c, identity in self._heard.identity.items()}
-        return super().state() | {"opening": torch.tensor(self.opening)} | known
+        return super().state() | {"opening": torch.tensor(self.opening), "last": self._last.clone()} | known
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on where a server stopped; sites come back to their version before the round that is opened next."""
-        self.opening = max(self.opening, int(state["opening"]))
+        self.opening, self._last = max(self.opening, int(state["opening"])), state["last"].cpu().clone()
         for name, identity in state.items():
             if name.startswith("identity/"):
                 self._heard.identity.setdefault(int(name.partition("/")[2]), identity.cpu())
@@ -229,21 +246,19 @@ class RemoteFleet(Fleet):
         answers = self._phase(asks, first, {"round": self.t, "opening": self.opening, "phase": self.phases})
         return answers[0] if len(answers) == 1 else tuple(answers)
 
-    def watch(self, ask: Ask) -> Answer:
+    def watch(self, *asks: Ask) -> Any:
         """Ask as an observer. Metrics of clients who do not answer are not a number: nothing was measured."""
-        if isinstance(ask, (Gradient, Loss)):
-            ask = replace(ask, track=False)
-        if isinstance(ask, Fit):
-            ask = replace(ask, track=False, keep=None)
         present, self.present = self.present, self.meet()
         try:
-            (answer,) = self._phase([ask], -1, {"round": self.t, "watch": True}, metered=False)
+            answers = self._phase([observed(ask) for ask in asks], -1, {"round": self.t, "watch": True}, metered=False)
         finally:
             self.present = present
-        if isinstance(ask, Evaluate):
-            gone = ~answer.ok.cpu()
-            answer = replace(answer, metrics={k: v.masked_fill(gone, torch.nan) for k, v in answer.metrics.items()})
-        return answer
+        for k, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
+            if isinstance(ask, Evaluate):
+                gone = ~answer.ok.cpu()
+                known = {name: value.masked_fill(gone, torch.nan) for name, value in answer.metrics.items()}
+                answers[k] = replace(answer, metrics=known)
+        return answers[0] if len(answers) == 1 else tuple(answers)
 
     def reveal(self, models: Tensor | Own) -> list[Tensor]:
         """The rows of a matrix; models that live at sites only where every site lets them go."""
@@ -280,7 +295,8 @@ class RemoteFleet(Fleet):
             charged.append(None if not bool(here.any()) else ask if pairs is None else ask.take(pairs))
             spread.append(pairs)
         left = [(k, ask) for k, ask in enumerate(charged) if ask is not None]
-        answers = dict(zip([k for k, _ in left], self._sent([(a, first + k) for k, a in left], head), strict=True))
+        placed = [(ask, first + k if metered else first) for k, ask in left]
+        answers = dict(zip([k for k, _ in left], self._sent(placed, head), strict=True))
         done = []
         for k, ask in enumerate(asks):
             here_ask, pairs = charged[k], spread[k]
@@ -303,19 +319,21 @@ class RemoteFleet(Fleet):
         for address in homes:
             mine = torch.tensor([self._heard.home.get(c) == address for c in range(len(self.population.keys))])
             arrays: Arrays = dict(means)
-            told, parts[address] = [], []
+            told: list[dict[str, Any]] = []
+            parts[address] = []
             for k, (ask, place) in enumerate(asks):
                 pairs = mine[ask.clients].nonzero().flatten()
                 if not len(pairs):
                     continue
                 there = _separate(ask.take(pairs))
-                told.append(
-                    wire.write_ask(there, self.population.keys, arrays, str(k)) | {"place": place, "name": str(k)}
-                )
+                earlier = [each["name"] for each in told] if "watch" in head else []  # the ledger counts ask by ask
+                ask_head = wire.write_ask(there, self.population.keys, arrays, str(k), earlier)
+                told.append(ask_head | {"place": place, "name": str(k)})
                 if isinstance(ask, Gradient) and ask.give == "sum":
                     told[-1]["among"] = [self.population.keys[c] for c in ask.clients.tolist()]
                 parts[address].append(_Part(k, place, pairs, there))
-            blocks[address] = wire.seal({**self._signed(), **head, "asks": told, "precision": self.precision}, arrays)
+            signed = {**self._signed(), **head, **self._settled(address)}
+            blocks[address] = wire.seal({**signed, "asks": told, "precision": self.precision}, arrays)
         replies = self.transport.exchange(blocks)
         gathered = [_Gathered(self, ask, place) for ask, place in asks]
         for address in homes:
@@ -341,10 +359,20 @@ class RemoteFleet(Fleet):
                 keys = wire.hash_keys(part.ask, self._client_keys, self.t, part.place)
                 what = self._expected(part.ask)
                 found.append(wire.read_answer(part.ask, what, arrays, str(part.number), self.precision, keys))
+            if to[1] >= 0:
+                self._last[self._at(address)] = torch.tensor(to[1:])
             return found
         except (CoterieError, RuntimeError, OverflowError) as error:
             self.tell(f"the answer from {address} is malformed: {error}")
             return [MALFORMED] * len(parts)
+
+    def _at(self, address: str) -> list[int]:
+        """The clients who live there."""
+        return [c for c, home in self._heard.home.items() if home == address]
+
+    def _settled(self, address: str) -> dict[str, list[int]]:
+        """For a message: the last answer of a site that was heard. It forgets what it did for a later one."""
+        return {"heard": self._last[self._at(address)[0]].tolist()}
 
     def _most(self, parts: Sequence[_Part]) -> int:
         """Bytes that a reply may have: what was asked for, and some framing."""
@@ -368,8 +396,8 @@ class RemoteFleet(Fleet):
             return {}
         here = self.meet()
         homes = {self._heard.home[c] for c in here.nonzero().flatten().tolist()}
-        block = wire.seal({**self._signed(), **head, "collect": sorted(memories)})
-        replies = self.transport.exchange(dict.fromkeys(sorted(homes), block))
+        asked = {**self._signed(), **head, "collect": sorted(memories)}
+        replies = self.transport.exchange({home: wire.seal(asked | self._settled(home)) for home in sorted(homes)})
         for c in here.nonzero().flatten().tolist():
             reply, a = replies.get(self._heard.home[c], Reply(reason=LATE)), int(self._architecture[c])
             try:
@@ -521,4 +549,4 @@ def secret_seed(secret: bytes) -> int:
     return draws.name("seed " + hashlib.sha256(b"coterie draws " + secret).hexdigest())
 
 
-__all__ = ["ABSENT", "InProcess", "RemoteFleet", "Reply", "Transport", "declared", "identity", "secret_seed"]
+__all__ = ["ABSENT", "Heard", "InProcess", "RemoteFleet", "Reply", "Transport", "declared", "identity", "secret_seed"]

@@ -135,8 +135,11 @@ def array(arrays: Mapping[str, Tensor], name: str, dtype: torch.dtype, *shape: i
 # ---- asks ------------------------------------------------------------------------------------------------------------
 
 
-def write_ask(ask: Ask, keys: Sequence[str], arrays: Arrays, name: str) -> dict[str, Any]:
-    """An ask as a head; its arrays are added under the name. `keys` are those of all clients by their numbers."""
+def write_ask(ask: Ask, keys: Sequence[str], arrays: Arrays, name: str, earlier: Sequence[str] = ()) -> dict[str, Any]:
+    """An ask as a head; its arrays are added under the name. `keys` are those of all clients by their numbers.
+
+    Rows that an `earlier` ask of the message brings along are not sent again.
+    """
     kind = type(ask)
     head: dict[str, Any] = {
         "kind": ask.kind,
@@ -148,7 +151,10 @@ def write_ask(ask: Ask, keys: Sequence[str], arrays: Arrays, name: str) -> dict[
         head["own"] = {"slot": ask.models.slot, "shared": ask.models.shared}
     else:
         rows, at = distinct(ask.models, ask.at, ask.m)
-        arrays |= {f"{name}/models": rows, f"{name}/at": at}
+        arrays[f"{name}/at"] = at
+        same = (e for e in earlier if f"{e}/models" in arrays and torch.equal(arrays[f"{e}/models"], rows))
+        head["rows"] = next(same, name)
+        arrays[f"{head['rows']}/models"] = rows
     for vector in _VECTORS.get(kind, ()):
         value = getattr(ask, vector)
         if value is not None:
@@ -198,7 +204,7 @@ def read_ask(
     if own is not None:
         models: Tensor | Own = Own(field(own, "slot", str), field(own, "shared", bool))
     else:
-        models = array(arrays, f"{name}/models", dtype, None, None).to(device)
+        models = array(arrays, f"{field(head, 'rows', str)}/models", dtype, None, None).to(device)
         values["at"] = array(arrays, f"{name}/at", torch.long, m)
     if kind is Gradient:
         values["outputs"] = field(head, "outputs", int, type(None))

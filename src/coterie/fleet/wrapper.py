@@ -35,9 +35,9 @@ class Wrapper(Fleet):
         """Ask inside."""
         return self.inner.ask(*asks)
 
-    def watch(self, ask: Ask) -> Answer:
+    def watch(self, *asks: Ask) -> Any:
         """Watch inside."""
-        return self.inner.watch(ask)
+        return self.inner.watch(*asks)
 
     def reset(self) -> None:
         """Forget inside."""

@@ -138,7 +138,7 @@ class _Run:
     def measure(self, state: Any, *, write: bool = True) -> Measured:
         """Metrics of every client on every split; the only place, with checkpoints, where the host waits."""
         models = self.algorithm.personal(state)
-        now = {split: self.values(models, split) for split in self.splits}
+        now = self.values(models)
         if not write:
             return now
         better = self.best.update(self.done, now)
@@ -146,36 +146,40 @@ class _Run:
         self.write(self.training())
         self.write([self.line("personal", split, values) for split, values in now.items()])
         if self.budget.after_local:
-            after = {split: self.after(models, split) for split in self.splits}
-            self.write([self.line("after", split, values) for split, values in after.items() if values])
+            self.write([self.line("after", split, values) for split, values in self.after(models).items()])
         for each in self.listeners:
             for split, values in now.items():
                 each.evaluation(self.label, self.done, split, {m: float(v.nanmean()) for m, v in values.items()})
         return now
 
-    def values(self, models: Tensor | Own, split: str, clients: Tensor | None = None) -> dict[str, Tensor]:
-        """Each metric of some clients (all by default), on the host; attackers' do not count."""
+    def values(self, models: Tensor | Own, clients: Tensor | None = None) -> Measured:
+        """Each metric of some clients (all by default) on every split, on the host; attackers' do not count. One message to a site."""
         clients = self.fleet.everyone if clients is None else clients
-        ask = Evaluate(clients, models, split, metrics=self.metrics, buffers=self.algorithm.buffers)
-        found = self.fleet.watch(ask).metrics
-        stacked = torch.stack([found[m].double() for m in self.metrics]).cpu()
-        stacked[:, self.attackers[clients]] = torch.nan
-        return dict(zip(self.metrics, stacked, strict=True))
+        asks = [Evaluate(clients, models, s, metrics=self.metrics, buffers=self.algorithm.buffers) for s in self.splits]
+        answers = self.fleet.watch(*asks)
+        found = {}
+        for split, answer in zip(self.splits, answers if isinstance(answers, tuple) else (answers,), strict=True):
+            stacked = torch.stack([answer.metrics[m].double() for m in self.metrics]).cpu()
+            stacked[:, self.attackers[clients]] = torch.nan
+            found[split] = dict(zip(self.metrics, stacked, strict=True))
+        return found
 
-    def after(self, models: Tensor | Own, split: str) -> dict[str, Tensor]:
+    def after(self, models: Tensor | Own) -> Measured:
         """The same after one more local training by the algorithm's plan, one architecture at a time."""
         plan = getattr(self.algorithm, "plan", None)
         if not isinstance(plan, Plan):
             return {}
         fleet, plan = self.fleet, plan.at(self.done)
         architecture = torch.tensor(fleet.population.architecture[: fleet.n])
-        found = {m: torch.full((fleet.n,), torch.nan, dtype=torch.float64) for m in self.metrics}
+        none = torch.full((fleet.n,), torch.nan, dtype=torch.float64)
+        found = {split: {m: none.clone() for m in self.metrics} for split in self.splits}
         for a in architecture.unique():
             clients = (architecture == a).nonzero().flatten()
             start = models if isinstance(models, Own) or models.ndim == 1 else models[clients.to(models.device)]
             rows = fleet.watch(Fit(clients, start, plan, give="rows", track=False)).rows
-            for metric, value in self.values(rows, split, clients).items():
-                found[metric][clients] = value
+            for split, values in self.values(rows, clients).items():
+                for metric, value in values.items():
+                    found[split][metric][clients] = value
         return found
 
     def line(self, models: str, split: str, values: dict[str, Tensor]) -> dict[str, Any]:

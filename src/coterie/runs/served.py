@@ -4,15 +4,19 @@
 they start (`app`). A server that was stopped or killed goes on with `coterie resume`, which starts another Flower run.
 """
 
+import ctypes
 import secrets
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from rich.console import Console
@@ -24,7 +28,7 @@ from coterie.experiments.reader import Experiment
 from coterie.fleet import flower
 from coterie.fleet.base import Fleet
 from coterie.fleet.flower import Command, Link
-from coterie.fleet.remote import RemoteFleet, Transport, declared
+from coterie.fleet.remote import Heard, RemoteFleet, Transport, declared
 from coterie.fleet.wire import Precision
 from coterie.runs import files
 from coterie.runs.listeners import Terminal
@@ -32,7 +36,9 @@ from coterie.runs.study import Study
 from coterie.settings import build, real, whole
 
 SERVER, LOG = "server", "server.log"
-START = 60.0  # seconds that Flower's server may take to listen
+START = 120.0  # seconds that Flower's server may take to listen
+STOP = 30.0  # and to end
+PDEATHSIG = 1  # of Linux's prctl: be sent this signal when the parent is gone
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,13 @@ class Served(Study):
     """One experiment with real sites, in one folder."""
 
     transport: Transport | None = None  # set where the study runs
+    queue = 60.0  # a Flower run whose server was killed lets go of the folder a little later
     tell = staticmethod(lambda message: None)
 
     def __init__(self, out: Path, experiment: Experiment, device: str, serving: Serving | None = None) -> None:
         super().__init__(out, experiment, device)
         self.serving = serving or Serving()
+        self.heard = Heard()
         if experiment.given["population"].get("kind") != "sites":
             raise SettingError(f"{experiment.source}: only [population] kind = 'sites' can be served")
         if experiment.budget.checkpoint_every != 1:
@@ -107,6 +115,7 @@ class Served(Study):
             run=f"{serving.name}/{algorithm}",
             precision=serving.precision,
             tell=self.tell,
+            heard=self.heard,
         )
         fleet.await_clients(serving.least or fleet.n, serving.patience)
         return [self._wrapped(fleet)]
@@ -145,15 +154,20 @@ class Served(Study):
         processes = []
         try:
             if not listening(self.serving.link):
-                log = (self.out / SERVER / "superlink.log").open("ab")
-                processes.append(subprocess.Popen(server.words, env=server.environment, stdout=log, stderr=log))
+                with (self.out / SERVER / "superlink.log").open("ab") as log:
+                    processes.append(_started(server, log))
                 self._await(processes[0])
             for key in known:
                 done = subprocess.run(key.words, env=key.environment, capture_output=True, text=True, check=False)
                 if done.returncode and "already" not in done.stdout + done.stderr:
                     raise CoterieError(f"{key.words[-2]} cannot be registered: {done.stderr or done.stdout}")
-            processes.append(subprocess.Popen(run.words, env=run.environment))
+            processes.append(_started(run))
             while processes[-1].poll() is None and not stop.is_set():
+                if processes[0].poll() is not None:
+                    raise CoterieError(
+                        f"Flower's server has ended: {self.out / SERVER / 'superlink.log'} may say why; "
+                        f"go on with `coterie resume {self.out}`"
+                    )
                 stop.wait(0.2)
             if not stop.is_set() and processes[-1].returncode:
                 raise CoterieError(
@@ -161,9 +175,7 @@ class Served(Study):
                 )
         finally:
             for process in reversed(processes):
-                process.terminate()
-            for process in processes:
-                process.wait()
+                _end(process)
         return len(self.results()) == len(self.experiment.algorithms) * len(self.experiment.budget.seeds)
 
     def _await(self, server: "subprocess.Popen[bytes]") -> None:
@@ -172,6 +184,26 @@ class Served(Study):
             if server.poll() is not None or time.monotonic() > end:
                 raise CoterieError(f"Flower's server does not start: {self.out / SERVER / 'superlink.log'} says why")
             time.sleep(0.1)
+
+
+def _started(command: Command, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
+    """A process that hears no Ctrl-C of its own, and does not outlive this one where the system can see to that."""
+    follow = (
+        partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM) if sys.platform == "linux" else None
+    )  # PR_SET_PDEATHSIG
+    return subprocess.Popen(
+        command.words, env=command.environment, stdout=log, stderr=log, preexec_fn=follow, start_new_session=True
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask first."""
+    process.terminate()
+    try:
+        process.wait(STOP)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def listening(link: Link) -> bool:

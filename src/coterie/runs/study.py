@@ -41,6 +41,7 @@ Together = Callable[..., Sequence[Fleet]]  # (populations, seeds, **what a stack
 class Study:
     """One experiment in one folder. Made by `begin` or `find`."""
 
+    queue = 0.0  # seconds to wait for another process that has the folder
     together: Together = staticmethod(seeds.together)  # makes fleets that compute as one, each for a thread of its own
 
     def __init__(self, out: Path, experiment: Experiment, device: str) -> None:
@@ -314,7 +315,7 @@ class Study:
     def _locked(self) -> Iterator[None]:
         """One process at a time; a killed one lets go."""
         with files.explained("the folder", self.out):
-            lock = FileLock(self.out / ".lock", timeout=0)
+            lock = FileLock(self.out / ".lock", timeout=self.queue)
             try:
                 lock.acquire()
             except Timeout:

@@ -5,14 +5,13 @@ experiment.toml    a copy, every setting written out: read it before approving i
 secret             32 random bytes that seed the site's own draws; never leaves
 data/KEY.safetensors   made ready once, so that a process that answers one message need not read tables or images
 public/NAME.safetensors   inputs that everyone holds
-bin/flwr-clientapp     what Flower's node starts for each message: this site's own Coterie
+bin/flwr-clientapp     what Flower's node starts for each message: this site's own Coterie (coterie.sites.worker)
 state/, log.jsonl      see coterie.sites.site
 """
 
 import dataclasses
 import secrets
 import stat
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,17 +33,11 @@ from coterie.experiments.reader import Experiment
 from coterie.fleet import wire
 from coterie.runs import files
 from coterie.settings import build, hint
+from coterie.sites import worker
 from coterie.sites.site import ClipAndNoise, Guard, Limits, Scope, Site
 
 SITE, EXPERIMENT, SECRET = "site.toml", "experiment.toml", "secret"
 DATA, PUBLIC, PROGRAMS = "data", "public", "bin"
-PROGRAM = """\
-#!{python}
-# Flower starts this for every message. What came with the message is never unpacked.
-from coterie.sites.node import main
-
-main()
-"""
 
 
 @dataclass(frozen=True)
@@ -120,7 +113,7 @@ class SiteFolder:
                 files.write(folder / SECRET, secrets.token_bytes(32))
             files.write(folder / EXPERIMENT, text.encode())
             program = folder / PROGRAMS / "flwr-clientapp"
-            files.write(program, PROGRAM.format(python=sys.executable).encode())
+            files.write(program, worker.program().encode())
             program.chmod(stat.S_IRWXU)
         parts = {f"{split}/{what}": t for split, pair in found.samples.items()
                  for what, t in zip(("inputs", "targets"), pair, strict=True)}  # fmt: skip

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.fleet import flower
-from coterie.sites import folder
+from coterie.sites import folder, worker
+from coterie.sites.folder import PROGRAMS
 
 
 def answer(block: bytes, asker: str, settings: Mapping[str, Any]) -> bytes:
@@ -15,8 +16,13 @@ def answer(block: bytes, asker: str, settings: Mapping[str, Any]) -> bytes:
 
 def main() -> None:
     """Answer one message."""
-    flower.needed()
     flower.clientapp(app)
+
+
+def work(folder: Path, process: int) -> None:
+    """Beside the node of this process: have everything imported, and fork for every message."""
+    flower.ready()
+    worker.serve(folder / PROGRAMS, main, process)
 
 
 app = flower.client_app(answer)

@@ -222,7 +222,10 @@ class Site:
             raise WireError("rounds, openings and phases are not negative")
         if self.scope is not None:
             self.scope.check(run.rpartition("/")[2], seed, t)
-        base = versions.latest() if watch else versions.at(t, opening, phase)
+        heard = wire.field(head, "heard", list)
+        if [type(number) for number in heard] != [int, int]:
+            raise WireError("heard is an opening and a phase")
+        base = versions.settled(heard) if watch else versions.at(t, opening, phase, heard)
         before = versions.read(base)
         clients._restore(dict(before))
         clients.t, clients.means = t, arrays

@@ -45,7 +45,7 @@ class Versions:
             if (folder / "index.json").exists():
                 self._index |= files.read_json(folder / "index.json")
 
-    def at(self, t: int, opening: int, phase: int) -> str:
+    def at(self, t: int, opening: int, phase: int, heard: tuple[int, int]) -> str:
         """The version that a message is answered from. Raises where it is older than what was answered."""
         index = self._index
         if opening < index["opening"]:
@@ -53,18 +53,21 @@ class Versions:
         if opening == index["opening"]:
             if t != index["round"] or phase < index["phase"]:
                 raise WireError("this message is older than one that was answered")
-            return str(index["base"] if phase == index["phase"] else index["now"])
+            return str(index["base"]) if phase == index["phase"] else self.settled(heard)
         if t > index["round"]:
-            return str(index["now"])
+            return self.settled(heard)
         if t == index["round"]:
             return str(index["before"])
         if t <= index["lost"]:
             raise WireError(f"the version before round {t} is gone: the last {self.kept} rounds are kept")
         return str(next(version for r, version in [*index["past"], [index["round"], index["before"]]] if r >= t))
 
-    def latest(self) -> str:
-        """The version after the last message."""
-        return str(self._index["now"])
+    def settled(self, heard: tuple[int, int]) -> str:
+        """The version after the last answer that was `heard`, by its opening and phase: one that got lost never was."""
+        index = self._index
+        if heard[0] == index["opening"] and heard[1] < index["phase"]:
+            return str(index["base"])
+        return str(index["before"] if heard[0] < index["opening"] else index["now"])
 
     def read(self, version: str) -> dict[str, Tensor]:
         """What the clients remembered then."""

@@ -1,0 +1,67 @@
+"""A worker does what the program would have done, in a process of its own for each, and ends with the node."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coterie.sites import worker
+
+DOES = """
+import json, os, signal, sys
+from pathlib import Path
+from coterie.sites import worker
+
+def main():
+    print(json.dumps([sys.argv[1:], os.environ["WHO"], os.getcwd(), os.getpid(), signal.getsignal(signal.SIGINT) is signal.default_int_handler]))
+    print("to err", file=sys.stderr)
+    sys.exit(3)
+
+worker.serve(Path(sys.argv[1]), main, int(sys.argv[2]))
+"""  # noqa: E501
+
+
+@pytest.fixture
+def bin(tmp_path: Path) -> Path:
+    folder = tmp_path / ("a long name " * 12) / "bin"  # longer than the path of a socket may be
+    folder.mkdir(parents=True)
+    (folder / "flwr-clientapp").write_text(worker.program())
+    (folder / "flwr-clientapp").chmod(0o700)
+    return folder
+
+
+def call(bin: Path, *words: str, who: str) -> subprocess.CompletedProcess[str]:
+    how = {"env": {**os.environ, "WHO": who}, "cwd": bin.parent.parent, "capture_output": True, "text": True}
+    return subprocess.run([bin / "flwr-clientapp", *words], **how, timeout=300)
+
+
+def test_a_worker_forks_with_the_callers_arguments_environment_folder_and_output(bin: Path):
+    node = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", DOES, str(bin), str(node.pid)])
+    while not (bin / worker.SOCKET).exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    assert (bin / worker.SOCKET).stat().st_mode & 0o077 == 0
+    seen = []
+    for who in ("one", "two"):
+        done = call(bin, "--token", who, who=who)
+        arguments, name, folder, pid, interruptible = json.loads(done.stdout)
+        assert (arguments, name, folder, interruptible) == (["--token", who], who, str(bin.parent.parent), True)
+        assert done.stderr == "to err\n"
+        seen.append(pid)
+    assert len({*seen, process.pid}) == 3
+    (bin / worker.SOCKET).unlink()
+    (bin / worker.SOCKET).touch()  # another node's, started since
+    node.communicate(b"\n")
+    assert process.wait(60) == 0
+    assert (bin / worker.SOCKET).exists()
+
+
+@pytest.mark.full
+def test_without_a_worker_the_program_does_it_itself(bin: Path):
+    done = call(bin, "--help", who="")
+    assert "--runtime-api-address" in done.stdout
