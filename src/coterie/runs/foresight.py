@@ -53,17 +53,17 @@ class Hurried(Wrapper):
 
     def ask(self, *asks: Ask) -> Any:
         """The answers, of which those to long asks are partial."""
-        answers = tuple(self._hurried(ask, self.inner.ask) for ask in asks)
-        return answers[0] if len(answers) == 1 else answers
+        return self._hurried(asks, self.inner.ask)
 
-    def watch(self, ask: Ask) -> Answer:
+    def watch(self, *asks: Ask) -> Any:
         """The same for an observer."""
-        return self._hurried(ask, self.inner.watch)
+        return self._hurried(asks, self.inner.watch)
 
-    def _hurried(self, ask: Ask, put: Callable[[Ask], Answer]) -> Answer:
-        if isinstance(ask, Fit):
-            return self._fewer_steps(ask, put)
-        return self._fewer_pairs(ask, put)
+    def _hurried(self, asks: Sequence[Ask], put: Callable[[Ask], Answer]) -> Answer | tuple[Answer, ...]:
+        answers = tuple(
+            self._fewer_steps(ask, put) if isinstance(ask, Fit) else self._fewer_pairs(ask, put) for ask in asks
+        )
+        return answers[0] if len(answers) == 1 else answers
 
     def _fewer_steps(self, ask: Fit, put: Callable[[Ask], Answer]) -> Answer:
         sizes = self.inner._sizes[ask.split][ask.clients].tolist()

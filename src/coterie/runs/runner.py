@@ -153,7 +153,7 @@ class _Run:
         return now
 
     def values(self, models: Tensor | Own, clients: Tensor | None = None) -> Measured:
-        """Each metric of some clients (all by default) on every split, on the host; attackers' do not count. One message to a site."""
+        """Metrics of some clients (all by default) on every split, on the host; attackers' do not count."""
         clients = self.fleet.everyone if clients is None else clients
         asks = [Evaluate(clients, models, s, metrics=self.metrics, buffers=self.algorithm.buffers) for s in self.splits]
         answers = self.fleet.watch(*asks)
