@@ -11,6 +11,7 @@ from contract import ROUNDS, algorithm, rows, run, same, tensors
 from coterie.algorithms import ALGORITHMS
 from coterie.data.population import Population
 from coterie.fleet import wire
+from coterie.fleet.attacks import Attack, Attacked
 from coterie.fleet.loop import LoopFleet
 from coterie.fleet.participation import Count, Participation
 from coterie.fleet.remote import InProcess, RemoteFleet, Reply, declared
@@ -138,3 +139,20 @@ def test_server_and_sites_may_stop_at_any_round_and_go_on_from_their_disks(
         assert same(tensors(resumed), tensors(state))
         assert same(rows(again, algo, resumed), expected)
         assert again.ledger.totals() == fleet.ledger.totals()
+
+
+@pytest.mark.parametrize("kind", ["alie", "gaussian"])
+@pytest.mark.parametrize("name", ["fedavg", "cobo", "meritfed"])
+def test_attackers_at_sites_say_what_they_say_in_a_simulator(name: str, kind: str) -> None:
+    attack = Attack(kind, "last third", strength=3.0)
+    population = attack.on(people())
+    algo = algorithm(name, population)
+    here = remote(population, sites(population, [[4, 0], [1, 2, 5], [3]]))
+    outcomes = []
+    for inner in (LoopFleet(population, seed=3, dtype=torch.float64), here):
+        fleet = Participation(Attacked(inner, attack), Count(5))
+        state, infos = run(fleet, algo)
+        outcomes.append((torch.stack(rows(fleet, algo, state)), infos[-1].graph, fleet.ledger.totals()))
+    torch.testing.assert_close(outcomes[1][0], outcomes[0][0], rtol=0, atol=1e-8)
+    torch.testing.assert_close(outcomes[1][1], outcomes[0][1], rtol=0, atol=1e-8)
+    assert outcomes[1][2] == outcomes[0][2]
