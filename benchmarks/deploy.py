@@ -28,6 +28,7 @@ from coterie.fleet import flower
 from coterie.fleet.flower import Command, Link
 
 DEADLINE = 300.0
+COTERIE = (sys.executable, "-c", "from coterie.cli import main; main()")
 ECHO = """\
 from flwr.app import Message
 from flwr.clientapp import ClientApp
@@ -178,11 +179,11 @@ class Bench:
         floor = self.timed(sites, size, stock, None)
         place = self.folder / f"{width}"
         experiment = self._sites(place, sites, width)
-        ours = self.timed(sites, size, [
-            flower.supernode(self.link.address, place / str(i), self.folder / f"n{i}", port=p,
-                             programs=place / str(i) / "bin")
+        joins = [
+            Command((*COTERIE, "site", "join", str(place / str(i)), self.link.address, "--port", str(p)))
             for i, p in enumerate(ports)
-        ], experiment)  # fmt: skip
+        ]
+        ours = self.timed(sites, size, joins, experiment)
         shutil.rmtree(place)
         return {"sites": sites, "bytes": size, "rounds": self.rounds,
                 "flower": _summary(floor), "coterie": _summary(ours)}  # fmt: skip

@@ -371,6 +371,24 @@ def join(
         os.execvpe(command.words[0], command.words, command.environment)
 
 
+@site.command("export")
+def export_own(
+    folder: Place,
+    client: Annotated[str, typer.Option(help="The client's name.")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where to.")],
+    algorithm: Annotated[str | None, typer.Option(help="Needed where the experiment has several.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: the experiment's first.")] = None,
+) -> None:
+    """The personal model that lives at this site, as safetensors, and as ONNX where it converts."""
+    from coterie.report.export import write_model
+    from coterie.sites.folder import SiteFolder
+
+    here = SiteFolder(folder)
+    model = here.model(client, algorithm, seed)
+    for path in write_model(model, here.experiment.population(0), client, to)[0]:
+        typer.echo(path)
+
+
 # ---- what commands share ---------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from coterie import cli
-from coterie.asks import Evaluate, Fit, Plan
+from coterie.asks import Evaluate, Fit, Own, Plan
 from coterie.experiments import reader
 from coterie.fleet.remote import InProcess, RemoteFleet, declared
 from coterie.sites.folder import SiteFolder, answer
@@ -198,6 +198,31 @@ def test_own_code_can_stand_where_rows_leave(coterie, here: Path) -> None:
     trained = fleet.ask(Fit([0], fleet.initial()[0], Plan(steps=3, batch=8, lr=0.5)))
     assert trained.ok.all()
     assert not trained.rows.any()
+
+
+def test_a_site_takes_its_own_model_along(coterie, here: Path) -> None:
+    from safetensors.torch import load_file
+
+    mark = coterie(PREPARE)[1].split()[-1]
+    SiteFolder(here / "N").approve(mark)
+    export = "site export N --client north --to out --algorithm ditto"
+    assert "was not asked anything yet" in coterie(export)[2]
+    edited(here / "N/site.toml", "own_rows = false", "own_rows = true")
+    fleet = RemoteFleet(declared(reader.read("wards.toml").population(0)),
+                        InProcess({"N": lambda block: answer(here / "N", block, "")}),
+                        experiment=mark, run="a/ditto")  # fmt: skip
+    rows = []
+    for t in range(2):
+        fleet.begin(t)
+        rows.append(fleet.ask(Fit([0], Own("personal"), Plan(steps=3, batch=8, lr=0.5), give="rows")).rows[0])
+    code, out, err = coterie(export)
+    assert (code, err) == (0, "")
+    assert "out/model.safetensors" in out
+    held = load_file(here / "out" / "model.safetensors")
+    assert torch.equal(torch.cat([held["head.weight"].flatten(), held["head.bias"]]), rows[1])
+    assert "--algorithm must say which of fedavg, ditto" in coterie(export.replace(" --algorithm ditto", ""))[2]
+    assert "no model of 'north' lives here" in coterie(export.replace("ditto", "fedavg"))[2]
+    assert "did you mean north?" in coterie(export.replace("north", "nort"))[2]
 
 
 def test_public_inputs_are_one_file_that_every_site_holds(coterie, here: Path) -> None:

@@ -409,7 +409,7 @@ def declare(
             for name, each in (public or {}).items()
         },
         seeds=(None,) * len(keys),
-        facts={"data": "at the sites"},
+        facts={"data": "at the sites", "division": "each site's own"},
     )
 
 

@@ -47,20 +47,29 @@ def export(
     model = rebuilt(run, people, client, which)
     safe = re.sub(r"[^\w.-]", "_", client)
     folder = Path(to) if to is not None else run / "export" / f"{safe}-{which}"
+    written, example, trouble = write_model(model, people, client, folder, say)
+    with explained("the folder", folder):
+        told = card.write(result, experiment, people, model, client, which, example, trouble)
+        written.append(folder / "card.md")
+        written[-1].write_text(told, encoding="utf-8")
+    return written
+
+
+def write_model(
+    model: nn.Module, people: Population, client: str, folder: Path, say: Callable[[str], object] = print
+) -> tuple[list[Path], Tensor, str]:
+    """Write `model.safetensors`, and `model.onnx` where it converts; with what it was tried on, and why it does not."""
     with explained("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
         written = [folder / "model.safetensors"]
         save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, written[0])
-        example = inputs(people, keys.index(client), model)
+        example = inputs(people, people.keys.index(client), model)
         trouble = onnx(model, example, folder / "model.onnx")
         if trouble:
             say(f"no ONNX file: {trouble}")
         else:
             written.append(folder / "model.onnx")
-        told = card.write(result, experiment, people, model, client, which, example, trouble)
-        written.append(folder / "card.md")
-        written[-1].write_text(told, encoding="utf-8")
-    return written
+    return written, example, trouble
 
 
 def rebuilt(run: Path, people: Population, client: str, which: str) -> nn.Module:
@@ -82,9 +91,9 @@ def rebuilt(run: Path, people: Population, client: str, which: str) -> nn.Module
 
 
 def inputs(people: Population, client: int, model: nn.Module) -> Tensor:
-    """Two samples of a client as its model gets them."""
-    rows = people.index["train"][client][:1].expand(2)
-    x = people.inputs[rows]
+    """Two samples of a client as its model gets them; zeros where the samples stay at the client's site."""
+    here = people.index["train"][client]
+    x = people.inputs[here[:1].expand(2)] if len(here) else people.inputs.new_zeros(2, *people.inputs.shape[1:])
     if people.transform is not None:
         x = people.transform(x, None)
     return x.to(next(model.parameters()).dtype) if x.is_floating_point() else x

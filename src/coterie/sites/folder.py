@@ -22,7 +22,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load as decode
 from safetensors.torch import save as encode
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie.data import holding
 from coterie.data.holding import Found, Schema
@@ -34,7 +34,7 @@ from coterie.fleet import wire
 from coterie.runs import files
 from coterie.settings import build, hint
 from coterie.sites import worker
-from coterie.sites.site import ClipAndNoise, Guard, Limits, Scope, Site
+from coterie.sites.site import STUDIES, ClipAndNoise, Guard, Limits, Scope, Site
 
 SITE, EXPERIMENT, SECRET = "site.toml", "experiment.toml", "secret"
 DATA, PUBLIC, PROGRAMS = "data", "public", "bin"
@@ -169,6 +169,20 @@ class SiteFolder:
             guard=None if guard is None else guard.made(secret),
             scope=Scope(tuple(self.experiment.algorithms), budget.seeds, budget.rounds),
         )
+
+    def model(self, client: str, algorithm: str | None = None, seed: int | None = None) -> nn.Module:
+        """A client's personal model, of the newest study, where it lives here."""
+        if client not in self.settings.clients:
+            raise SettingError(f"no client {client!r} is at this site: {hint(client, self.settings.clients)}")
+        algorithms, seeds = self.experiment.algorithms, self.experiment.budget.seeds
+        if algorithm is None and len(algorithms) > 1:
+            raise SettingError(f"--algorithm must say which of {', '.join(algorithms)}")
+        if not (self.folder / STUDIES).exists():
+            raise RecordError(f"{self.folder} was not asked anything yet")
+        study = files.read_json(self.folder / STUDIES)[-1]
+        run = f"{study}/{algorithms[0] if algorithm is None else algorithm}"
+        with FileLock(self.folder / ".lock"):
+            return self.site().model(client, run, seeds[0] if seed is None else seed)
 
     def answer(self, block: bytes, asker: str) -> bytes:
         """A message's answer; one message at a time, whatever starts processes here."""

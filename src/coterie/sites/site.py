@@ -8,6 +8,7 @@ Batches are drawn with the site's own secret unless a seed is shared, which is f
 aim at it. Initial models and sketches follow the run's seed, which everyone knows.
 """
 
+import copy
 import hashlib
 import json
 import time
@@ -19,12 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from scipy.special import ndtri
-from torch import Tensor
+from torch import Tensor, nn
 
 from coterie import draws
 from coterie.asks import Answer, Ask, Evaluate, Fit, Gradient, Loss, Own
 from coterie.data.population import SPLITS, Population
-from coterie.errors import CoterieError, SettingError
+from coterie.errors import CoterieError, RecordError, SettingError
 from coterie.fleet import wire
 from coterie.fleet.compress import squeezed
 from coterie.fleet.loop import Kept, LoopFleet
@@ -33,6 +34,8 @@ from coterie.fleet.wire import Arrays, WireError
 from coterie.runs import files
 from coterie.settings import whole
 from coterie.sites.versions import Versions
+
+STUDIES = "state/studies.json"  # the names under which the experiment was served, in their order
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,18 @@ class Site:
         except Exception as error:  # whatever a model or the data raise is this site's own business
             return self._refuse(f"{type(error).__name__} at the site", head, asker, detail=str(error))
 
+    def model(self, client: str, run: str, seed: int) -> nn.Module:
+        """The personal model that lives here, as it is now."""
+        clients, versions = self._opened(run, seed)
+        clients._restore(versions.read(versions.newest))
+        c = self.population.keys.index(client)
+        slots = [name.partition("/")[2] for name in clients._client_state[c] if name.startswith("own/")]
+        if len(slots) != 1:
+            raise RecordError(f"no model of {client!r} lives here: ask whoever runs the server for it")
+        own = Own(slots[0])
+        row = clients._row(Loss(torch.tensor([c]), own), 0)
+        return copy.deepcopy(clients._module(c, row, clients._remembered(c, own.slot))).cpu().eval()
+
     def _refuse(self, why: str, head: dict[str, Any], asker: str, detail: str = "") -> bytes:
         self._log(
             {"refused": why, "detail": detail, "asker": asker, "round": head.get("round"), "run": head.get("run")}
@@ -276,7 +291,7 @@ class Site:
             self.scope.check(algorithm, seed)
         if self.folder is None:
             return
-        known = self.folder / "state" / "studies.json"
+        known = self.folder / STUDIES
         studies = files.read_json(known) if known.exists() else []
         if study not in studies:
             if len(studies) >= self.limits.studies:
@@ -457,4 +472,4 @@ def part(population: Population, clients: Sequence[int]) -> Population:
     )
 
 
-__all__ = ["ClipAndNoise", "Guard", "Leaving", "Limits", "Scope", "Site", "part"]
+__all__ = ["STUDIES", "ClipAndNoise", "Guard", "Leaving", "Limits", "Scope", "Site", "part"]

@@ -115,6 +115,11 @@ class Versions:
         self._index["asked"] = {**kept, str(t): [done + models, {**before, **after}]}
 
     @property
+    def newest(self) -> str:
+        """The version after the last answer."""
+        return str(self._index["now"])
+
+    @property
     def round(self) -> int:
         """The last round that was opened."""
         return int(self._index["round"])
