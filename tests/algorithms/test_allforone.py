@@ -308,6 +308,40 @@ def test_variances_are_estimated_online() -> None:
     torch.testing.assert_close(algo.variances(fleet, state), state.spread / 2)
 
 
+def test_variances_of_small_clients_are_those_of_their_samples() -> None:
+    """Batches drawn without replacement differ less than independent ones, and not at all where they are everything."""
+    b_alpha, g = 32, torch.Generator().manual_seed(0)
+    clients = []
+    for i, n in enumerate((33, 48, 64, 90, 20, 300)):  # of 20, b_α takes all and 12 of them again
+        clients.append(Client(f"c{i}", (torch.ones(n, 1), 3 + (1 + i) * torch.randn(n, 4, generator=g))))
+    clients.append(Client("whole", (torch.ones(b_alpha, 1), 3 + torch.randn(b_alpha, 4, generator=g))))
+    people = population(clients, model=lambda: nn.Linear(1, 4, bias=False), task="regression")
+    fleet = StackedFleet(people, seed=3, dtype=torch.float64)
+    algo = AllForOne(batch=8, b_alpha=b_alpha, m=12, sigma="online", decay=0.9)
+    state = algo.init(fleet)
+    for t in range(60):
+        fleet.begin(t)
+        state, _ = algo.measure(fleet, state, fleet.everyone[:1])
+    rows = [people.targets[people.index["train"][i]].double() for i in range(7)]
+    truth = torch.stack([(y / 2).var(0, correction=1).sum() for y in rows])  # the gradient is (θ − y)/2 for each sample
+    torch.testing.assert_close(state.spread[:-1], truth[:-1], rtol=0.2, atol=0)
+    assert float(state.spread[-1]) == 0
+    assert float(algo.variances(fleet, state)[-1]) == pytest.approx(float(state.spread[:-1].mean()) / 8)
+
+
+@pytest.mark.parametrize("criterion", ["binary", "continuous", "cluster"])
+def test_whoever_is_absent_has_a_graph_and_no_variance(criterion: str) -> None:
+    people = classes(mlp, n=4, size=700)
+    fleet = Participation(StackedFleet(people, seed=0), Stay(((people.keys[1], 1, 2), (people.keys[2], 3, None))))
+    algo = make("allforone", {"criterion": criterion, "batch": 512, "b_alpha": 16, "theory": True}, groups=(0, 1, 0, 1))
+    _, infos = run(fleet, algo, 3)
+    for t, info in enumerate(infos):
+        torch.testing.assert_close(info.graph.sum(1), torch.ones(4, dtype=torch.float64))
+        there = torch.tensor([True, t == 1, False, True])
+        assert torch.equal(info.extra["effective_variance"] > 0, there)
+        assert torch.equal(info.extra["collaborators"] > 0, there)
+
+
 def test_told_weights_are_uniform_in_the_cluster_and_in_the_known_ball() -> None:
     people = quadratics(6, 3)
     fleet = StackedFleet(people, seed=1, dtype=torch.float64)
@@ -397,6 +431,9 @@ def test_ratios_never_leave_their_interval() -> None:
         {"criterion": lambda x: x * (1 - x)},
         {"criterion": lambda x: 2 * x},
         {"criterion": "even"},
+        {"b": [[0.0, 1.0], [1.0]]},
+        {"b": [[0.0, -1.0], [1.0, 0.0]]},
+        {"b": [[0.0, math.nan], [1.0, 0.0]]},
         {"lam": 0.0},
         {"refresh": 0},
         {"refresh": "daily"},

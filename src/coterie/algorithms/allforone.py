@@ -21,7 +21,7 @@ participation it neither waits for others nor loses its turn. Whoever is absent 
 of Definition 1 run over those who answered. `peers` lets a client ask and listen to so many others only, half of them
 by the ratios it remembers and half at random, which makes a refresh and a step linear in n. σ_k: all equal, σ/√n_k with
 n_k the step's batch (Remark 1) or the client's data (the authors' code), given, or estimated online from how the
-m ≥ 2 batches differ.
+m ≥ 2 batches differ. Where they do not, since b_α is a multiple of the client's data, the others' mean stands in.
 
 A step is a single gradient per client: of the losses of those who count, weighted. The client's own part is an ask of
 its own, on a batch of its own, since it alone moves buffers; each sum still has one independent batch per client.
@@ -130,6 +130,10 @@ class AllForOne(Algorithm):
             raise SettingError("sigma online compares batches: m must be at least 2, and b_alpha a number")
         if isinstance(self.sigma, tuple) and not all(0 < s < math.inf for s in self.sigma):
             raise SettingError("every σ_k in sigma must be above 0 and finite")
+        if self.b is not None and not all(
+            len(row) == len(self.b) and all(0 <= each < math.inf for each in row) for row in self.b
+        ):
+            raise SettingError("b must have as many columns as rows, of numbers that are at least 0 and finite")
         if self.criterion == "even" and self.b is None:
             raise SettingError("the criterion 'even' must be told b, the bounds on the gradients' differences")
         if self.criterion in TOLD:
@@ -171,7 +175,9 @@ class AllForOne(Algorithm):
         push, sums = self.weights(fleet, state)
         here = fleet.present[:, None] & fleet.present
         i, k = (here & (push > 0) & ~torch.eye(fleet.n, dtype=torch.bool)).nonzero(as_tuple=True)
-        push = push / (sums * here).sum(1, keepdim=True).clamp(min=TINY)  # what it comes to if everyone answers
+        hoped = (sums * here).sum(1)  # what the sums come to if everyone answers; nothing for whoever is absent
+        hoped = torch.where(hoped > 0, hoped, 1)
+        push = push / hoped[:, None]
         x, batch = state.x, self.batch
         w = push[i, k].to(x.device)
         others, own = fleet.ask(
@@ -182,7 +188,7 @@ class AllForOne(Algorithm):
         )
         came = torch.diag(own.ok.cpu())
         came[i, k] = others.ok.cpu()
-        total = (sums * came).sum(1) / (sums * here).sum(1).clamp(min=TINY)  # less than one where an answer is missing
+        total = (sums * came).sum(1) / hoped  # less than one where an answer is missing
         share = (push * came).sum(1) / total.clamp(min=TINY)  # Σ_k α_ik
         mine = push.diagonal().to(x)[:, None]
         g = (mine * own.rows + others.sums) / torch.where(total > 0, total, 1).to(x)[:, None]
@@ -315,16 +321,25 @@ class AllForOne(Algorithm):
             listed = listed.clone()
             listed[due] = False
             listed[due[:, None], who] = True
-        spread = self.spreads(state.spread, gram, who, ok) if self.sigma == "online" else state.spread
+        spread = self.spreads(fleet, state.spread, gram, who, ok) if self.sigma == "online" else state.spread
         return replace(state, r=r, listed=listed, spread=spread), d * q
 
-    def spreads(self, before: Tensor, gram: Tensor, who: Tensor, ok: Tensor) -> Tensor:
-        """The variance of one sample's gradient at each client: of its m batches at a model, the mean over models."""
+    def spreads(self, fleet: Fleet, before: Tensor, gram: Tensor, who: Tensor, ok: Tensor) -> Tensor:
+        """The variance of one sample's gradient at each client: of its m batches at a model, the mean over models.
+
+        A batch is drawn without replacement. Of b samples out of n, b mod n =: l are left to chance, so that the mean
+        of a batch has l (1 − l/n)/b² of the variance of one; where l = 0 all batches are alike and tell nothing.
+        """
         mine = gram.diagonal(dim1=1, dim2=3)  # models × batches × batches × clients asked
         within = (mine.diagonal(dim1=1, dim2=2).sum(2) - mine.sum((1, 2)) / self.m) / (self.m - 1)
         assert self.b_alpha is not None
+        size = fleet.sizes("train").double()
+        left = self.b_alpha % size
+        chance = torch.full_like(size, self.b_alpha) if fleet.online("train") else left * (1 - left / size)
+        ok = ok & (chance > 0)[who]
+        a_sample = self.b_alpha**2 * within.clamp(min=0) / chance.clamp(min=TINY)[who]
         count = torch.zeros_like(before).index_add_(0, who[ok], torch.ones(int(ok.sum()), dtype=before.dtype))
-        total = torch.zeros_like(before).index_add_(0, who[ok], self.b_alpha * within[ok].clamp(min=0))
+        total = torch.zeros_like(before).index_add_(0, who[ok], a_sample[ok])
         now = total / count.clamp(min=1)
         mixed = torch.where(before > 0, self.decay * before + (1 - self.decay) * now, now)
         return torch.where(count > 0, mixed, before)
@@ -332,15 +347,16 @@ class AllForOne(Algorithm):
     # ---- the theory's quantities, on request -------------------------------------------------------------------------
 
     def quantities(self, fleet: Fleet, state: AllForOneState, came: Tensor) -> dict[str, Any]:
-        """σ_eff² = σ_iψ² (Theorem 1), |N_i| and, with b, |N_i*(ε)| (Definition 2), for every client."""
+        """σ_eff² = σ_iψ² (Theorem 1), |N_i| and, with b, |N_i*(ε)| (Definition 2), for every client; 0 where absent."""
         push, _ = self.weights(fleet, state)
         told = self.criterion in TOLD
         variance = self.variances(fleet, state)
         if told:  # the variance of the mean that is taken
             alpha = row_normalised(push * came)
-            effective = (alpha**2 * variance).sum(1)
+            effective = (alpha**2 * variance).sum(1) * came.any(1)
         else:
-            effective = 1 / (push * torch.where(state.listed, state.r, 0) * came).sum(1).clamp(min=TINY)
+            precision = (push * torch.where(state.listed, state.r, 0) * came).sum(1)
+            effective = torch.where(precision > 0, 1 / precision.clamp(min=TINY), 0)
         found = {"effective_variance": effective, "collaborators": ((push > 0) & came).sum(1)}
         if self.b is not None and not told:
             b = torch.tensor(self.b, dtype=torch.float64)

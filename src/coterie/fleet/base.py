@@ -137,7 +137,7 @@ class Fleet(ABC):
             raise AskError(f"no split {split!r}: there are {', '.join(SPLITS)}")
         return self._sizes[split][: self.n]
 
-    def _online(self, split: str) -> bool:
+    def online(self, split: str) -> bool:
         """Whether the samples of a split are made as they are asked for."""
         return self.population.stream is not None and split == "train"
 
@@ -447,7 +447,7 @@ class Fleet(ABC):
                 c = int(ask.clients[int(empty[0])])
                 raise AskError(f"client {self.population.keys[c]!r} has no {split} data to answer with")
             batch = ask.plan.batch if isinstance(ask, Fit) else getattr(ask, "batch", None)
-            if batch is None and self._online(split):
+            if batch is None and self.online(split):
                 raise AskError("data that are made online have no whole split to ask about: name a batch")
         inputs = ask.inputs if isinstance(ask, Predict) else None
         if isinstance(ask, Fit):

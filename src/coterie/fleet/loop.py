@@ -157,7 +157,7 @@ class LoopFleet(Fleet):
 
     def _fresh_start(self, c: int, split: str, size: int, place: int, draw: int) -> int:
         key = draws.fold_int(self._client_keys[c], draws.name("fresh"), draws.name(split), self.t, place, draw)
-        return (key & ((1 << 62) - 1)) % (FRESH if self._online(split) else size * RING)
+        return (key & ((1 << 62) - 1)) % (FRESH if self.online(split) else size * RING)
 
     def _sample_keys(self, c: int, place: int, draw: int, first: int, count: int) -> Tensor | None:
         if self.population.transform is None:
@@ -179,7 +179,7 @@ class LoopFleet(Fleet):
         self, c: int, split: str, batch: int | None, start: int, ring: bool, place: int, draw: int, done: int
     ) -> tuple[Tensor, Tensor]:
         """The batch that begins `done` samples after the start: inputs and targets."""
-        if self._online(split):
+        if self.online(split):
             assert batch is not None
             assert self.population.stream is not None
             assert self.population.stream_clients is not None

@@ -370,7 +370,7 @@ class StackedFleet(Fleet):
         key = draws.fold(self._row_keys(stack, here, place, draw, "dropout"), 0) if stack.keys else None
         shade = _shades(self._sample_keys(stack, here, place, draw), 0, samples.shape[1])
         rows, buffers = self._rows(stack, ask, part), self._buffers(stack, ask.memory, here)
-        step = self._gradient_step(stack, self._online(ask.split))
+        step = self._gradient_step(stack, self.online(ask.split))
         grads, loss, _, after = step(rows, buffers, key, samples, clients.to(self.device)[:, None], shade, weights)
         return grads, loss, after
 
@@ -410,7 +410,7 @@ class StackedFleet(Fleet):
         weight = torch.ones(len(pairs), dtype=self.dtype, device=self.device)
         if ask.weights is not None:
             weight = ask.weights.to(self.device, self.dtype)[pairs.to(self.device)]
-        step = self._gradient_step(stack, self._online(ask.split))
+        step = self._gradient_step(stack, self.online(ask.split))
         done: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for part in torch.arange(len(outputs)).split(self._rows_at_once(stack, ask.batch * table.shape[1])):
             which = table[part]
@@ -550,7 +550,7 @@ class StackedFleet(Fleet):
                     draw = None if ask.draw is None else ask.draw[part]
                     shade = _shades(self._sample_keys(stack, local, place, draw), 0, samples.shape[1])
                     there = ask.clients[part].to(self.device)[:, None]
-                    x, y = self._fetch(samples, there, shade, self._online(ask.split))
+                    x, y = self._fetch(samples, there, shade, self.online(ask.split))
                     buffers = self._policy_buffers(stack, ask, local, rows)
                     loss, _ = one(stack.layout.views(rows), buffers, None, x, y, weights)
                     losses[part.to(self.device)] = loss.to(self.dtype)
@@ -772,7 +772,7 @@ class StackedFleet(Fleet):
         public = self._distillation(stack, ask, pairs, choice, place, most)
         bare = plan == Plan(plan.steps, plan.epochs, plan.batch, plan.lr, sampling=plan.sampling)
         bare = bare and not (riders or public or still or self.autocast)
-        step_fn = self._fit_step(stack, plan, self._online(ask.split), bare, ask.public_only)
+        step_fn = self._fit_step(stack, plan, self.online(ask.split), bare, ask.public_only)
         rate: float | Tensor = torch.tensor(plan.lr, dtype=self.dtype, device=self.device) if self.compile else plan.lr
         ordered = steps.tolist()
         ragged = bool(ordered) and ordered[0] != ordered[-1]
