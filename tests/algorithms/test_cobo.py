@@ -276,7 +276,7 @@ def test_several_steps_go_out_with_the_selection_as_one_phase() -> None:
 
 def test_the_quantities_of_the_theory_on_quadratics_equal_their_closed_forms() -> None:
     """Example 2 in one dimension: f_i(x) = a_i/2·(x − μ_k)², as regression of √a_i·x on √a_i·μ (twice the loss)."""
-    a, mu, group = [1.0, 2.0, 1.5, 3.0], [0.0, 0.0, 4.0, 4.0], (0, 0, 1, 1)
+    a, mu, group = [1.0, 2.0, 1.5, 4.0], [0.0, 0.0, 4.0, 4.0], (0, 0, 1, 1)
     clients = []
     for i in range(4):
         root = torch.tensor(a[i] / 2, dtype=torch.float64).sqrt()
@@ -288,21 +288,35 @@ def test_the_quantities_of_the_theory_on_quadratics_equal_their_closed_forms() -
     fleet.begin(0)
     x = state.x[:, 0]
     state, info = algo.round(fleet, state)
-    m = sum(((a[i] - a[j]) / (a[i] + a[j])) ** 2 for i, j in ((0, 1), (2, 3))) / 2
+    m = max(((a[i] - a[j]) / (a[i] + a[j])) ** 2 for i, j in ((0, 1), (2, 3)))
     assert float(info.extra["m_squared"]) == pytest.approx(m, abs=1e-9)
     z = [(x[i] + x[j]) / 2 for i in range(4) for j in range(4)]
     across = [(i, j) for i in range(4) for j in range(i + 1, 4) if group[i] != group[j]]
     squares = [sum((a[k] * (float(z[4 * i + j]) - mu[k])) ** 2 for k in (i, j)) for i, j in across]
-    assert float(info.extra["zeta_squared"]) == pytest.approx(sum(squares) / len(squares), abs=1e-9)
+    assert float(info.extra["zeta_squared"]) == pytest.approx(min(squares), abs=1e-9)
     for (i, j), value in zip(
         across, squares, strict=True
     ):  # the erratum of Example 2: (a² + b²), not its square, and ≥
         assert value >= a[i] ** 2 * a[j] ** 2 / (a[i] ** 2 + a[j] ** 2) * (mu[i] - mu[j]) ** 2 - 1e-9
     inside = [(0, 1), (2, 3)]
+    mean = sum(sum(a[k] * (float(z[4 * i + j]) - mu[k]) for k in (i, j)) ** 2 for i, j in inside) / 4 / 2
+    assert float(info.extra["midpoint_gradient"]) == pytest.approx(mean, abs=1e-9)
     pulled = (
         sum(float((state.x[i] - state.x[j]).pow(2).sum()) for i, j in inside) / 4
     )  # of all 8 ordered pairs, 4 are i ≠ j
     assert float(info.extra["consensus"]) == pytest.approx(pulled, abs=1e-9)
+
+
+def test_pairs_that_did_not_answer_say_nothing_of_the_theory() -> None:
+    algo = CoBo(theory=True, groups=(0, 0, 0, 1, 1, 1))
+    i, j = torch.triu_indices(6, 6, 1)
+    ends = torch.randn(15, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gram, both = ends @ ends.mT, torch.arange(15) % 3 > 0
+    told = algo.collaborativeness(i, j, torch.where(both[:, None, None], gram, 0), both)
+    there = algo.collaborativeness(i[both], j[both], gram[both], both[both])
+    assert {k: float(v) for k, v in told.items()} == pytest.approx({k: float(v) for k, v in there.items()})
+    nobody = algo.collaborativeness(i, j, gram, torch.zeros(15, dtype=torch.bool))
+    assert all(v.isnan() for v in nobody.values())
 
 
 def test_the_reference_preset_is_what_the_published_code_does() -> None:
@@ -325,6 +339,12 @@ def test_theory_must_be_told_the_groups() -> None:
     [
         {"momentum": 1.0},
         {"lr": -1.0},
+        {"gamma": math.nan},
+        {"rho": math.inf},
+        {"sketch": 0},
+        {"warmup": -1},
+        {"rounds": 0},
+        {"lr_schedule": "sometimes"},
         {"local_steps": 3, "select_first": False},
         {"local_steps": 3, "momentum": 0.9},
         {"schedule": "often"},

@@ -156,3 +156,6 @@ def test_the_size_must_be_known_and_possible() -> None:
         make("federated_clustering").init(fleet)
     with pytest.raises(ValueError, match="size must be a whole number from 1 to 4"):
         make("federated_clustering", {"size": 5}).init(fleet)
+    for bad in ({"lr": float("nan")}, {"rounds": 0}, {"lr_schedule": "sometimes"}):
+        with pytest.raises(ValueError, match="federated_clustering"):
+            make("federated_clustering", bad)

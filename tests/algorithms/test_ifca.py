@@ -165,3 +165,5 @@ def test_the_number_of_models_must_be_known_and_possible() -> None:
             make("ifca", settings).init(StackedFleet(people))
     with pytest.raises(ValueError, match="clusters must be a whole number"):
         make("ifca", {"clusters": 0})
+    with pytest.raises(ValueError, match="batch must be a whole number"):
+        make("ifca", {"batch": 0})

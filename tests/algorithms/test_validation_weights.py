@@ -128,3 +128,5 @@ def test_two_opposite_groups_are_found() -> None:
 def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="temperature is above 0"):
         make("validation_weights", {"temperature": 0.0})
+    with pytest.raises(ValueError, match="batch must be a whole number"):
+        make("validation_weights", {"batch": 0})

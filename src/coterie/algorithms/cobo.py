@@ -39,7 +39,7 @@ from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
 from coterie.graph.projections import Projection, box, simplex
 from coterie.schedules import rates
-from coterie.settings import hint
+from coterie.settings import hint, real, whole
 
 DOMAINS: dict[str, Projection] = {"box": box, "simplex": simplex}
 
@@ -83,8 +83,13 @@ class CoBo(Algorithm):
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if min(self.lr, self.rho, self.gamma, self.c, self.exponent) < 0 or self.batch < 1 or self.local_steps < 1:
-            raise SettingError("lr, rho, gamma, c and exponent are at least 0, batch and local_steps at least 1")
+        for name in ("lr", "rho", "gamma", "c", "exponent"):
+            real(name, getattr(self, name), 0, closed=True)
+        for name, least in (("batch", 1), ("local_steps", 1), ("rounds", 1), ("switch", 0), ("warmup", 0)):
+            whole(name, getattr(self, name), least)
+        if self.sketch is not None:
+            whole("sketch", self.sketch, 1)
+        rates(self.lr_schedule, self.lr, 1)  # a schedule checks itself
         if not 0 <= self.momentum < 1:
             raise SettingError(f"momentum is at least 0 and below 1, not {self.momentum}")
         if not callable(self.domain) and self.domain not in DOMAINS:
@@ -181,7 +186,7 @@ class CoBo(Algorithm):
         moved[a, b] += step
         moved[b, a] = torch.where(a == b, moved[b, a], w[b, a] + step)
         if self.theory:
-            extra |= self.collaborativeness(i, j, gram)
+            extra |= self.collaborativeness(i, j, gram, both)
         return self.project(moved), extra
 
     def project(self, w: Tensor) -> Tensor:
@@ -212,16 +217,21 @@ class CoBo(Algorithm):
 
     # ---- the theory's quantities, on request -------------------------------------------------------------------------
 
-    def collaborativeness(self, i: Tensor, j: Tensor, gram: Tensor) -> dict[str, Tensor]:
-        """Of the pairs drawn: ‖∇f̃_ij(z)‖² with f̃ = (f_i + f_j)/2; M_ij² of (5) inside, and ζ_ij² of (6) across."""
+    def collaborativeness(self, i: Tensor, j: Tensor, gram: Tensor, both: Tensor) -> dict[str, Tensor]:
+        """Of the pairs drawn whose both ends answered: the mean of ‖∇f̃_ij(z)‖² inside, f̃ = (f_i + f_j)/2, and bounds.
+
+        (5) and (6) hold at every point with the largest M_ij² inside and the smallest ζ_ij² across: these are the two
+        at the midpoints of this iteration, and a run's are the extremes over its iterations. They are of one batch an
+        end, so noise raises both.
+        """
         group = torch.tensor(self.groups)
-        inside = (group[i] == group[j]).to(gram.device)
+        inside, across = ((near.to(gram.device) & both) for near in (group[i] == group[j], group[i] != group[j]))
         squares, cross = gram[:, 0, 0] + gram[:, 1, 1], 2 * gram[:, 0, 1]
         tiny = torch.finfo(torch.float64).tiny
         return {
-            "midpoint_gradient": _mean((squares + cross) / 4, inside),
-            "m_squared": _mean((squares - cross) / (squares + cross).clamp(min=tiny), inside),
-            "zeta_squared": _mean(squares, ~inside),
+            "midpoint_gradient": torch.where(inside, squares + cross, 0).sum() / 4 / inside.sum(),
+            "m_squared": _largest((squares - cross) / (squares + cross).clamp(min=tiny), inside),
+            "zeta_squared": -_largest(-squares, across),
         }
 
     def consensus(self, x: Tensor) -> dict[str, Tensor]:
@@ -240,6 +250,6 @@ def pulling(w: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
     return w, w.sum(1)
 
 
-def _mean(values: Tensor, chosen: Tensor) -> Tensor:
-    """The mean of some values; NaN where there is none."""
-    return torch.where(chosen, values, 0).sum() / chosen.sum()
+def _largest(values: Tensor, chosen: Tensor) -> Tensor:
+    """The largest of some values; NaN where there is none."""
+    return torch.where(chosen.any(), values.masked_fill(~chosen, -torch.inf).max(), torch.nan)

@@ -59,6 +59,7 @@ class FedAvg(Algorithm):
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         real("share", self.share, 0, 1)
+        real("server_lr", self.server_lr, 0, closed=True)
 
     def init(self, fleet: Fleet) -> FedAvgState:
         """The shared initial model."""

@@ -34,7 +34,7 @@ from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
 from coterie.graph.projections import row_normalised
 from coterie.schedules import rates
-from coterie.settings import whole
+from coterie.settings import real, whole
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,12 @@ class FederatedClustering(Algorithm):
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.lr < 0:
-            raise SettingError(f"lr is at least 0, not {self.lr}")
-        for name, value in (("batch", self.batch), ("size", self.size), ("inner", self.inner), ("every", self.every)):
+        real("lr", self.lr, 0, closed=True)
+        for name in ("batch", "size", "inner", "every", "rounds"):
+            value = getattr(self, name)
             if value is not None:
                 whole(name, value, 1)
+        rates(self.lr_schedule, self.lr, 1)  # a schedule checks itself
 
     def init(self, fleet: Fleet) -> FederatedClusteringState:
         """Initial models; nobody has a neighbour yet."""

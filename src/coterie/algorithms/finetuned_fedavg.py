@@ -18,6 +18,7 @@ from coterie.asks import Fit, Own, Plan
 from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
 from coterie.graph.projections import row_normalised
+from coterie.settings import real
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class FinetunedFedAvg(Algorithm):
         """A share is a share."""
         if not 0 <= self.finetune <= 1:
             raise SettingError(f"finetune is a share of the rounds, from 0 to 1, not {self.finetune}")
+        real("server_lr", self.server_lr, 0, closed=True)
 
     def init(self, fleet: Fleet) -> FedAvgState:
         """The shared initial model."""

@@ -59,8 +59,10 @@ class IFCA(Algorithm):
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.clusters is not None:
-            whole("clusters", self.clusters, 1)
+        for name in ("clusters", "batch"):
+            value = getattr(self, name)
+            if value is not None:
+                whole(name, value, 1)
 
     def init(self, fleet: Fleet) -> IFCAState:
         """Models of k clients drawn by their keys, each the client's own initial model; or k times the shared one."""

@@ -28,6 +28,7 @@ from coterie.algorithm import Algorithm, Info
 from coterie.asks import Fit, Loss, Plan
 from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
+from coterie.settings import whole
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class ValidationWeights(Algorithm):
         """Refuse what has no meaning."""
         if not self.temperature > 0 or self.warmup < 0:
             raise SettingError("temperature is above 0, warmup at least 0")
+        if self.batch is not None:
+            whole("batch", self.batch, 1)
 
     def init(self, fleet: Fleet) -> ValidationWeightsState:
         """Initial models."""
