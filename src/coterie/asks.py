@@ -219,11 +219,6 @@ class Distil:
     the first step, and keeps the nearest in squared distance over the whole stack; the answer's `choice` says which.
     Without `at` each gets all r. The gradient goes through train mode as that of the loss does; buffers see private
     batches only.
-
-    s are the model's soft outputs (Task.soft: probabilities, or the numbers of a regression). `targets` is r×P×C. With
-    `at` of shape m×q a client gets q targets, computes its own outputs on all P inputs before the first step, and keeps
-    the nearest in squared distance over the whole stack; the answer's `choice` says which. Without `at` each gets all
-    r. The gradient goes through train mode as that of the loss does; buffers see private batches only.
     """
 
     targets: Tensor
