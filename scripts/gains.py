@@ -21,7 +21,7 @@ from rich.table import Table
 from scipy import stats
 
 from coterie.errors import CoterieError, RecordError
-from coterie.report.tables import REFERENCE, collect
+from coterie.report.tables import REFERENCE, collect, comparisons
 
 Gain = dict[str, float]
 LOWER = ("loss", "perplexity")  # is better
@@ -71,6 +71,7 @@ def main() -> None:
     found = {metric: table(results, metric, options.level) for metric in metrics}
     for metric, part in found.items():
         shown = Table("algorithm", *part["local"], "mean", title=f"gain in {metric} over {REFERENCE}")
+        shown.caption = f"Split: {comparisons(results)[0].split}."
         values = [*part["local"].values()]
         shown.add_row(REFERENCE, *(f"{v:.3f}" for v in [*values, np.mean(values)]))
         for name, row in part["gains"].items():

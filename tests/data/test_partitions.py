@@ -1,5 +1,6 @@
 """Who holds what: nothing twice where that is claimed, nothing lost, no test row in training, the same from a seed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,30 @@ def test_target_mix_is_meritfeds() -> None:
     assert p.counts(data, "test")[0].tolist() == [700] * 3 + [0] * 7
     assert p.resplit
     assert not partition("target_mix", data, alpha=0.7).resplit
+
+
+def test_validation_follows_the_publisher_where_it_draws_a_border() -> None:
+    data = replace(DATA, validation=300)
+    for name, chosen, disjoint, covers in WAYS.values():
+        p = partition(name, data, seed=3, **chosen)
+        if name == "dirichlet_resplit":
+            continue  # divides each share anew, and says so
+        for train, validation in zip(p.train, p.validation, strict=True):
+            assert validation.size
+            if name != "target_mix" or validation[0] < data.train:
+                assert train.max() < 1700 <= validation.min()
+        if disjoint and covers:
+            assert np.array_equal(np.unique(np.concatenate(p.validation)), np.arange(1700, 2000))
+    few = partition("iid", replace(labelled(train=40, test=40), validation=1), clients=4)
+    assert sorted(v[0] >= 39 for v in few.validation) == [False, False, False, True]  # a random part for the others
+    with pytest.raises(DataError, match="9 validation samples of 9"):
+        replace(labelled(train=9), validation=9)
+
+
+def test_whoever_divides_anew_says_how() -> None:
+    for name, chosen, *_ in WAYS.values():
+        p = partition(name, DATA, **chosen)
+        assert ("division" in p.facts) == p.resplit
 
 
 def test_validation_may_be_left_out() -> None:

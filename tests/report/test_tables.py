@@ -103,11 +103,13 @@ def test_the_reference_of_the_own_folder_comes_first(tmp_path: Path) -> None:
 def test_several_experiments_make_several_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "fedavg", 0, [0.6, 0.6])
     write_run(tmp_path / "b", "fedavg", 0, [0.6, 0.6], experiment="other", resplit=True)
-    write_run(tmp_path / "c", "fedavg", 0, [0.6, 0.6], scale="paper")
+    write_run(tmp_path / "c", "fedavg", 0, [0.6, 0.6], scale="paper", facts={"data": "x", "division": "by page"})
     results = collect([tmp_path])
     text = markdown(results)
     assert text.count("| algorithm |") == 3
-    assert text.count("resplit") == 1
+    assert text.count("Split: not the publisher's (resplit).") == 1
+    assert text.count("Split: the publisher's.") == 1
+    assert text.count("Split: by page.") == 1
     assert latex(results).count(r"\begin{tabular}") == 3
     assert "scale paper" in shown(results)
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from coterie import draws
 from coterie.errors import DataError
 
 
@@ -24,6 +26,7 @@ class Dataset:
     classes: tuple[str, ...] = ()  # names of the classes, if the targets are class numbers
     groups: NDArray[Any] | None = None  # a natural owner of each sample (hospital, page, language), if there is one
     facts: dict[str, Any] = field(default_factory=dict)  # source, licence, channel means: what a report should say
+    validation: int = 0  # how many training rows, the last ones, the publisher keeps for validation
 
     def __post_init__(self) -> None:
         """Refuse what no partition could deal out."""
@@ -31,6 +34,8 @@ class Dataset:
             raise DataError(f"data set {self.name}: {len(self.inputs)} inputs but {len(self.targets)} targets")
         if not 0 < self.train <= len(self.inputs):
             raise DataError(f"data set {self.name}: {self.train} training samples of {len(self.inputs)} in all")
+        if not 0 <= self.validation < self.train:
+            raise DataError(f"data set {self.name}: {self.validation} validation samples of {self.train} for training")
 
     @property
     def train_indices(self) -> NDArray[np.int64]:
@@ -41,3 +46,16 @@ class Dataset:
     def test_indices(self) -> NDArray[np.int64]:
         """Places of the publisher's test samples."""
         return np.arange(self.train, len(self.inputs))
+
+
+def training_share(labels: NDArray[np.int64], share: float, name: str) -> NDArray[np.bool_]:
+    """Which samples are for training where nobody divides them: a share of each class, as near as whole samples allow.
+
+    The order within a class comes from counter-based draws: the same on every machine and with every version.
+    """
+    key = draws.fold(torch.tensor(draws.name(name)), torch.arange(len(labels)))
+    order = np.lexsort((draws.unit(key).numpy(), labels))
+    rank = np.empty_like(labels)  # place of each sample in the random order of its own class
+    rank[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    chosen: NDArray[np.bool_] = rank < np.rint(share * np.bincount(labels))[labels]
+    return chosen

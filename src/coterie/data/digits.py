@@ -1,27 +1,18 @@
 """Digits: 1,797 handwritten digits of 8×8 pixels that come with scikit-learn, so they work offline at once."""
 
 import numpy as np
-import torch
 from sklearn.datasets import load_digits
 
-from coterie import draws
-from coterie.data.dataset import Dataset
+from coterie.data.dataset import Dataset, training_share
 
 TRAIN = 0.8  # share of each class that is training data
 
 
 def digits() -> Dataset:
-    """All digits in [0, 1] as N×1×8×8, with a fixed stratified division, since the publisher gives none.
-
-    The order within a class comes from counter-based draws: the same on every machine and with every version.
-    """
+    """All digits in [0, 1] as N×1×8×8, with a fixed stratified division, since the publisher gives none."""
     raw = load_digits()
     labels = raw.target.astype(np.int64)
-    key = draws.fold(torch.tensor(draws.name("digits")), torch.arange(len(labels)))
-    order = np.lexsort((draws.unit(key).numpy(), labels))
-    rank = np.empty_like(labels)  # place of each image in the random order of its own class
-    rank[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
-    train = rank < np.rint(TRAIN * np.bincount(labels))[labels]
+    train = training_share(labels, TRAIN, "digits")
     pooled = np.concatenate([np.flatnonzero(train), np.flatnonzero(~train)])
     inputs = (raw.images / 16).astype(np.float32)[:, None][pooled]
     return Dataset(

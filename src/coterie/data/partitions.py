@@ -1,9 +1,10 @@
 """Who holds what: a partition deals a data set to clients, and says who belongs together where that is known.
 
 Clients hold places in the data set's pooled order (training rows first), so an image held by several clients is never
-copied. The publisher's training rows are dealt out as training and validation data; its test rows are given to each
-client as its own distribution implies: all test images of its classes where it holds whole classes, else the largest
-sample that has its class proportions. A partition that does otherwise says `resplit`. Everything follows from the seed.
+copied. The publisher's training rows are dealt out as training and validation data, along its own border between the
+two where it draws one. Its test rows are given to each client as its own distribution implies: all test images of its
+classes where it holds whole classes, else the largest sample that has its class proportions. A partition that does
+otherwise says `resplit`, and how it divides. Everything follows from the seed.
 """
 
 from collections.abc import Callable, Sequence
@@ -142,6 +143,7 @@ def _of_classes(dataset: Dataset, held: Sequence[NDArray[np.int64]]) -> list[Pla
 
 
 def _finish(
+    dataset: Dataset,
     rng: np.random.Generator,
     shares: Sequence[Places],
     tests: Sequence[Places],
@@ -151,10 +153,18 @@ def _finish(
     relabel: NDArray[np.int64] | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Partition:
-    """Cut each share into training and validation: at least one sample for each, if there are two."""
+    """Cut each share into training and validation: at least one sample for each, if there are two.
+
+    A client validates on what its share has of the publisher's validation samples; on a random part if it has none.
+    """
     real("validation", validation, 0, 0.9, closed=True)
     train, held_out = [], []
     for share in shares:
+        kept = share >= dataset.train - dataset.validation
+        if kept.any() and not kept.all():
+            held_out.append(np.sort(share[kept]))
+            train.append(np.sort(share[~kept]))
+            continue
         size = len(share)
         cut = min(max(1, round(validation * size)), size - 1) if validation and size else 0
         order = rng.permutation(share)
@@ -173,7 +183,8 @@ def iid(dataset: Dataset, *, clients: int, validation: float = 0.1, seed: int = 
     whole("clients", clients, 1)
     _enough(dataset, clients, dataset.train)
     shares = _even(rng, dataset.train_indices, clients)
-    return _finish(rng, shares, [dataset.test_indices] * clients, validation, groups=np.zeros(clients, np.int64))
+    groups = np.zeros(clients, np.int64)
+    return _finish(dataset, rng, shares, [dataset.test_indices] * clients, validation, groups=groups)
 
 
 def _permutations(rng: np.random.Generator, clusters: int, c: int, shift: int | None) -> NDArray[np.int64]:
@@ -241,7 +252,7 @@ def permuted_clusters(
     groups = np.repeat(np.arange(clusters), sizes)
     shares = [part[: max(1, round(share * len(part)))] for part in parts]
     tests = [dataset.test_indices] * len(shares)
-    return _finish(rng, shares, tests, validation, groups=groups, relabel=permutations[groups])
+    return _finish(dataset, rng, shares, tests, validation, groups=groups, relabel=permutations[groups])
 
 
 def _dirichlet_shares(
@@ -315,7 +326,7 @@ def dirichlet(
     """
     rng = np.random.default_rng(seed)
     shares, facts = _dirichlet_shares(dataset, rng, clients, alpha, minimum, drop, by, sigma)
-    return _finish(rng, shares, _proportional(dataset, rng, shares), validation, facts=facts)
+    return _finish(dataset, rng, shares, _proportional(dataset, rng, shares), validation, facts=facts)
 
 
 def dirichlet_resplit(
@@ -357,6 +368,7 @@ def dirichlet_resplit(
         train.append(np.sort(order[:a]))
         held_out.append(np.sort(order[a : a + b]))
         tests.append(np.sort(order[a + b : a + b + c]))
+    facts |= {"division": "each client's share of the publisher's training data, divided at random"}
     return Partition(tuple(train), tuple(held_out), tuple(tests), resplit=True, facts=facts)
 
 
@@ -415,7 +427,7 @@ def classes_per_client(
         held.append(np.sort(own))
     shares = _hand_out(dataset, rng, held, samples)
     groups = np.unique(np.stack(held), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return _finish(rng, shares, _of_classes(dataset, held), validation, groups=groups)
+    return _finish(dataset, rng, shares, _of_classes(dataset, held), validation, groups=groups)
 
 
 def class_groups(
@@ -449,7 +461,7 @@ def class_groups(
     membership = np.repeat(np.arange(groups), sizes)
     held = [np.sort(order[g * k : (g + 1) * k]) for g in membership]
     shares = _hand_out(dataset, rng, held, samples)
-    return _finish(rng, shares, _of_classes(dataset, held), validation, groups=membership)
+    return _finish(dataset, rng, shares, _of_classes(dataset, held), validation, groups=membership)
 
 
 def shards(
@@ -466,7 +478,7 @@ def shards(
     pieces = np.array_split(order, clients * shards_per_client)
     hands = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
     shares = [np.concatenate([pieces[piece] for piece in hand]) for hand in hands]
-    return _finish(rng, shares, _proportional(dataset, rng, shares), validation)
+    return _finish(dataset, rng, shares, _proportional(dataset, rng, shares), validation)
 
 
 def cluster_split(
@@ -500,9 +512,11 @@ def cluster_split(
         tests += [judged] * clients_per_owner
     groups = np.repeat(np.arange(len(owners)), clients_per_owner)
     called = dataset.facts.get("owners", {})  # names, where the data set has them and groups are their places
-    facts = {"owners": [str(called[owners[g]] if called else owners[g]) for g in groups]}
+    facts: dict[str, Any] = {"owners": [str(called[owners[g]] if called else owners[g]) for g in groups]}
+    if resplit:
+        facts["division"] = f"{test:.0%} of an owner's samples, drawn at random, are for testing; nobody gives others"
     truth = groups if clients_per_owner > 1 else None
-    return replace(_finish(rng, shares, tests, validation, groups=truth, facts=facts), resplit=resplit)
+    return replace(_finish(dataset, rng, shares, tests, validation, groups=truth, facts=facts), resplit=resplit)
 
 
 def target_mix(
@@ -545,12 +559,12 @@ def target_mix(
     tests = [np.setdiff1d(own, taken) for own in _proportional(dataset, rng, shares)]
     tests[0] = np.setdiff1d(_of_classes(dataset, [np.arange(a)])[0], taken)
     groups = np.repeat([0, 1, 2], [1, near, clients - near - 1])
-    dealt = _finish(rng, shares, tests, validation, groups=groups)
+    dealt = _finish(dataset, rng, shares, tests, validation, groups=groups)
     if not extra:
         return dealt
     train = (np.sort(shares[0]), *dealt.train[1:])
     held_out = (taken, *dealt.validation[1:])
-    facts = {"extra_validation": f"{extra} test images of each target class are the target's validation data"}
+    facts = {"division": f"{extra} of the publisher's test images of each target class are the target's for validation"}
     return Partition(train, held_out, dealt.test, groups, resplit=True, facts=facts)
 
 

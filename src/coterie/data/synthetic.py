@@ -6,7 +6,7 @@ and a client that reads on from where it was gets fresh samples. `dataset` write
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from coterie import draws
 from coterie.data.dataset import Dataset
 from coterie.errors import DataError, SettingError
 
+GENERATED = {"source": "generated", "licence": "none needed", "division": "generated with the data"}
 _VALIDATION, _TEST = 1 << 40, 1 << 41  # where the streams of samples that nobody trains on begin
 
 
@@ -64,7 +65,7 @@ class Synthetic(ABC):
             targets=torch.cat([part.flatten(0, 1) for part in targets]).numpy(),
             train=self.n * train,
             groups=np.concatenate(owners),
-            facts={"source": "generated", "licence": "none needed", "seed": self.seed, "clusters": self.groups()},
+            facts={**GENERATED, "seed": self.seed, "clusters": self.groups()},
         )
 
     def validation(self, client: int, count: int) -> tuple[Tensor, Tensor]:
@@ -337,12 +338,6 @@ class Volumes:
                     inputs.append(image.numpy())
                     targets.append(mask.numpy())
                     groups.append(hospital)
-        facts: dict[str, Any] = {
-            "source": "generated",
-            "licence": "none needed",
-            "seed": self.seed,
-            "owners": self.names,
-        }
         return Dataset(
             name="volumes",
             inputs=np.stack(inputs),
@@ -350,5 +345,5 @@ class Volumes:
             train=sum(self.train),
             classes=("background", "brain"),
             groups=np.array(groups),
-            facts=facts,
+            facts={**GENERATED, "seed": self.seed, "owners": self.names},
         )

