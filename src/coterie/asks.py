@@ -69,6 +69,7 @@ class Plan:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip: float | None = None  # largest norm of a gradient
+    ahead: float = 0.0  # α: a step's gradient is that of the model one plain step at this rate further, on a new batch
     keep_optimiser: bool = False  # whether momentum and Adam's moments outlive the ask, at the client
     sampling: Sampling = "fresh"
     schedule: str = "constant"  # see coterie.schedules
@@ -94,6 +95,10 @@ class Plan:
             raise SettingError(f"a schedule lasts at least one round, not {self.rounds}")
         if self.nesterov and self.momentum == 0:
             raise SettingError("Nesterov's momentum needs momentum above 0")
+        if not 0 <= self.ahead < float("inf"):
+            raise SettingError(f"ahead, the rate of a look ahead, must be at least 0 and finite, not {self.ahead}")
+        if self.ahead and (self.optimiser != "sgd" or self.weight_decay):
+            raise SettingError("a plan that looks ahead has the optimiser sgd, and no weight_decay")
         if self.sampling not in ("fresh", "epoch"):
             raise SettingError(f"sampling is 'fresh' or 'epoch', not {self.sampling!r}")
 
@@ -106,6 +111,11 @@ class Plan:
         return replace(
             self, lr=rates(self.schedule, self.lr, self.rounds)[min(t, self.rounds - 1)], schedule="constant"
         )
+
+    @property
+    def batches(self) -> int:
+        """How many batches a step takes."""
+        return 2 if self.ahead else 1
 
     def steps_for(self, samples: int) -> int:
         """How many steps a client with this many samples takes."""
@@ -483,6 +493,8 @@ class Fit(Ask):
                 self._set(**{name: _check_rider(name, rider, self.m)})
         if self.columns is not None:
             self._set(columns=_index(self.columns, "columns"))
+        if self.plan.ahead and any(r is not None for r in (self.columns, self.pull, self.drift, self.distil)):
+            raise AskError("a plan that looks ahead goes without columns, pull, drift and distil")
 
     @property
     def public_only(self) -> bool:

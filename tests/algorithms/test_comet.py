@@ -201,6 +201,16 @@ def test_the_ledger_counts_as_the_paper_does() -> None:
     assert totals["sent"]["down"]["numbers"] == rounds * each * m * c
 
 
+def test_while_everyone_warms_up_nothing_travels_but_the_last_outputs() -> None:
+    fleet = StackedFleet(classes(n=4), seed=1)
+    for adaptive in (False, True):
+        fleet.reset()
+        _, state, _ = learn(fleet, 3, c=2, warmup=3, adaptive=adaptive)
+        assert fleet.ledger.totals()["sent"]["up"]["numbers"] == 4 * PUBLIC * CLASSES
+        assert fleet.ledger.totals()["sent"]["down"]["numbers"] == 0
+        assert len(state.heard) == 4
+
+
 def rounded(p: np.ndarray, bits: int | None, top: int | None) -> np.ndarray:
     out = np.zeros_like(p)
     for at in np.ndindex(p.shape[:-1]):

@@ -27,6 +27,8 @@ from coterie.algorithms.local import Local
 from coterie.algorithms.meritfed import MeritFed
 from coterie.algorithms.meta_l2c import MetaL2C
 from coterie.algorithms.oracle import Oracle
+from coterie.algorithms.per_fedavg import PerFedAvg
+from coterie.algorithms.per_fedavg_global import PerFedAvgGlobal
 from coterie.algorithms.robust import Robust
 from coterie.algorithms.scool import SCooL
 from coterie.algorithms.sgd_full import SGDFull
@@ -65,6 +67,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "comet": COMET,
     "meta_l2c": MetaL2C,
     "fedprox": FedProx,
+    "per_fedavg": PerFedAvg,
+    "per_fedavg_global": PerFedAvgGlobal,
     "hypcluster": HypCluster,
     "dsfl": DSFL,
     "fedmd": FedMD,

@@ -33,7 +33,8 @@ and two numbers a client and round.
 BatchNorm: a private and a public batch are normalised each by itself, and only the private one moves the buffers.
 
 Travels: up m·outputs, down m·clusters·outputs; phases 1; graphs 1; rows n.
-(`outputs` is |P|·N; the first round has one more phase, up m·outputs. `coarse` lets less travel, both ways.)
+(`outputs` is |P|·N; the first round has one more phase, up m·outputs. `coarse` lets less travel, both ways. While
+everyone warms up nothing travels, but for the outputs of the last of these rounds.)
 """
 
 from dataclasses import dataclass, field, replace
@@ -136,7 +137,7 @@ class COMET(Algorithm):
             lam = lam if isinstance(lam, float) else lam[who].to(state.outputs.dtype)
             distil = Distil(targets, self.inputs, lam, self.public_batch, coarse=self.coarse)
         fit, predicted, gain = self.ask(fleet, who, distil)
-        ok = (fit.ok & predicted.ok).cpu()
+        ok = (fit.ok if predicted is None else fit.ok & predicted.ok).cpu()
         choice = fit.choice.cpu() if pulls else torch.zeros(len(who), dtype=torch.long)
         graph = torch.eye(fleet.n, dtype=torch.float64)
         cluster = torch.full((fleet.n,), -1)
@@ -148,7 +149,7 @@ class COMET(Algorithm):
             "clusters": torch.tensor(len(alpha)), "outputs": torch.tensor(state.outputs[0].numel() if pulls else 0),
             "cluster": cluster,
         })  # fmt: skip
-        if not bool(ok.any()) or fleet.t + 1 < self.warmup:
+        if predicted is None or not bool(ok.any()):
             return state, info
         state = replace(state, heard=who[ok], outputs=predicted.outputs[ok.to(predicted.outputs.device)])
         return (self.learned(state, choice[ok], gain[ok]) if self.adaptive and pulls else state), info
@@ -200,20 +201,28 @@ class COMET(Algorithm):
             lam = lam * state.trust * torch.where(known, harmonic / torch.where(known, state.apart, 1), 1)
         return lam
 
-    def ask(self, fleet: Fleet, who: Tensor, distil: Distil | None) -> tuple[Answer, Answer, Tensor]:
-        """Train and predict, in one phase; how much better the pulled model does than one alone, if that is asked."""
-        plan, model, alone = self.plan.at(fleet.t), self.model, Own("alone", self.shared)
-        asks: list[Ask] = [Fit(who, model, plan, give="nothing", distil=distil),
-                           Predict(who, model, self.inputs, soft=True, coarse=self.coarse)]  # fmt: skip
-        if not self.adaptive:
-            fit, predicted = fleet.ask(*asks)
-            return fit, predicted, torch.zeros(len(who), dtype=torch.float64)
-        main = fleet.task.main
-        both = [Evaluate(who, each, "validation", metrics=(main,)) for each in (model, alone)]
-        fit, predicted, _, *told = fleet.ask(*asks, Fit(who, alone, plan, give="nothing"), *both)
-        gain = told[0].metrics[main] - told[1].metrics[main]
-        gain = gain.where(told[0].ok & told[1].ok, 0).nan_to_num().cpu().double()
-        return fit, predicted, gain if fleet.task.higher_is_better(main) else -gain
+    def ask(self, fleet: Fleet, who: Tensor, distil: Distil | None) -> tuple[Answer, Answer | None, Tensor]:
+        """Train, and predict if the next round pulls; how much better the pulled model does than one alone, if asked.
+
+        One phase.
+        """
+        plan, model, alone, main = self.plan.at(fleet.t), self.model, Own("alone", self.shared), fleet.task.main
+        asks: list[Ask] = [Fit(who, model, plan, give="nothing", distil=distil)]
+        if fleet.t + 1 >= self.warmup:
+            asks.append(Predict(who, model, self.inputs, soft=True, coarse=self.coarse))
+        if self.adaptive:
+            asks.append(Fit(who, alone, plan, give="nothing"))
+            if distil is not None:
+                asks += [Evaluate(who, each, "validation", metrics=(main,)) for each in (model, alone)]
+        told = fleet.ask(*asks)
+        answers = told if isinstance(told, tuple) else (told,)
+        predicted = next((a for ask, a in zip(asks, answers, strict=True) if isinstance(ask, Predict)), None)
+        scores = [a for ask, a in zip(asks, answers, strict=True) if isinstance(ask, Evaluate)]
+        gain = torch.zeros(len(who), dtype=torch.float64)
+        if scores:
+            ours, others = (score.metrics[main].double().cpu() for score in scores)
+            gain = (ours - others).where((scores[0].ok & scores[1].ok).cpu(), 0).nan_to_num()
+        return answers[0], predicted, gain if fleet.task.higher_is_better(main) else -gain
 
     def learned(self, state: COMETState, choice: Tensor, gain: Tensor) -> COMETState:
         """v² and r of those who answered."""

@@ -227,13 +227,15 @@ def permuted_clusters(
     disjoint: bool = False,
     shift: int | None = None,
     validation: float = 0.1,
+    test: int | None = None,
     seed: int = 0,
 ) -> Partition:
     """Clusters that see the same images under different labels (CoBo §4).
 
     Every cluster splits the whole training set evenly between its clients; with `disjoint`, clusters first get
     disjoint equal parts of it. Each client keeps the fraction `share` of its part (Figure 2a). Labels are permuted at
-    random, or with `shift` cyclically, y + shift × cluster mod C, as in the authors' code (shift 11).
+    random, or with `shift` cyclically, y + shift × cluster mod C, as in the authors' code (shift 11). Everyone is
+    tested on all of the publisher's test images, or on the same `test` of them, drawn at random.
     """
     rng = np.random.default_rng(seed)
     _, c = _classes(dataset)
@@ -251,8 +253,12 @@ def permuted_clusters(
     parts = [part for size, pool in zip(sizes, pools, strict=True) for part in _even(rng, pool, size)]
     groups = np.repeat(np.arange(clusters), sizes)
     shares = [part[: max(1, round(share * len(part)))] for part in parts]
-    tests = [dataset.test_indices] * len(shares)
-    return _finish(dataset, rng, shares, tests, validation, groups=groups, relabel=permutations[groups])
+    judged = dataset.test_indices
+    if test is not None:
+        judged = rng.choice(judged, whole("test", test, 1, len(judged)), replace=False)
+    return _finish(
+        dataset, rng, shares, [judged] * len(shares), validation, groups=groups, relabel=permutations[groups]
+    )
 
 
 def _dirichlet_shares(

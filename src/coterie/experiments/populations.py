@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from coterie import models, tasks
 from coterie.data.augment import Augment
@@ -16,10 +16,11 @@ from coterie.data.partitions import Partition
 from coterie.data.partitions import partition as cut
 from coterie.data.population import Population, deal
 from coterie.data.population import online as fresh
+from coterie.data.public import Shown, borrow, keep_back
 from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Quadratics, Synthetic, Volumes
 from coterie.data.tabular import prepare
 from coterie.errors import CoterieError, SettingError
-from coterie.settings import build, call
+from coterie.settings import build, call, whole
 
 Named = str | Mapping[str, Any]  # a name, or a table with a `name` and its settings
 
@@ -83,11 +84,15 @@ def dealt(
     task: Named = "classification",
     augment: Mapping[str, Any] | None = None,
     table: str | None = None,
+    public: Mapping[str, Any] | None = None,
+    models: str = "in turn",
 ) -> Population:
     """A data set dealt to clients anew for each seed, unless the partition fixes its own.
 
-    Of several models, client i gets number i modulo their count. With `table` (federated or client) the data are a
+    Of several models, client i gets number i modulo their count; with `models = "by size"` they are drawn, a larger one
+    the likelier the more data the client has (see `_by_size`). With `table` (federated or client) the data are a
     table whose gaps are filled and columns scaled by training rows. Clients with natural owners are called by them.
+    `public` says of which inputs everyone's predictions may be asked (see coterie.data.public).
     """
     from coterie.data.sources import load
 
@@ -96,6 +101,13 @@ def dealt(
         dataset = build(Volumes, {"seed": seed, **settings}, "population.data").dataset()
     else:
         dataset = load(name, **settings)
+    shown: dict[str, Any] = {}
+    if public is not None:
+        wanted = build(Shown, public, "population.public")
+        if wanted.data in (None, dataset.name):
+            dataset, shown["public"] = keep_back(dataset, wanted.samples, seed)
+        else:
+            shown["public"] = borrow(load(str(wanted.data)), wanted.samples, dataset, seed)
     name, settings = _named(partition, "population.partition")
     division = cut(name, dataset, **{"seed": seed, **settings})
     if table not in (None, "none"):
@@ -104,14 +116,37 @@ def dealt(
         ]
         dataset = replace(dataset, inputs=prepare(dataset.inputs, division.train, holdings, str(table)))
     makers = _makers(model)
+    if models not in ("in turn", "by size"):
+        raise SettingError(f"models go to the clients 'in turn' or 'by size', not {models!r}")
+    which = [i % len(makers) for i in range(len(division))]
+    if models == "by size":
+        which = _by_size([len(share) for share in division.train], makers, seed)
     return deal(
         dataset,
         division,
-        model=makers[0] if len(makers) == 1 else [makers[i % len(makers)] for i in range(len(division))],
+        model=makers[0] if len(makers) == 1 else [makers[i] for i in which],
         task=_task(task, dataset),
         transform=_transform(augment, dataset),
         keys=_owners(division),
+        public=shown,
     )
+
+
+def _by_size(sizes: Sequence[int], makers: Sequence[Callable[[], nn.Module]], seed: int) -> list[int]:
+    """Which model each client gets: one drawn near the place that its amount of data has among all of them.
+
+    COMET says that the chance of a larger model is proportional to the client's data, which leaves the rest open. Here
+    a client whose amount is at the fraction q of all clients' draws a Beta(1 + 3q, 1 + 3(1 − q)) number u, and takes
+    the ⌊u · count⌋-th of the models by their numbers of parameters: the largest clients mostly the largest models, and
+    all three about equally often.
+    """
+    rng = np.random.default_rng([seed, 0x5123])
+    width = [sum(p.numel() for p in make().parameters()) for make in makers]
+    rank = np.argsort(np.argsort(sizes, kind="stable"), kind="stable")
+    q = (rank + 0.5) / len(sizes)
+    u = rng.beta(1 + 3 * q, 1 + 3 * (1 - q))
+    order = np.argsort(width, kind="stable")
+    return [int(order[min(int(each * len(makers)), len(makers) - 1)]) for each in u]
 
 
 SYNTHETIC: dict[str, Callable[..., Synthetic]] = {
@@ -130,6 +165,7 @@ def synthetic(
     validation: float = 0.1,
     test: int = 200,
     online: bool = True,
+    public: int = 0,
     **settings: Any,
 ) -> Population:
     """One of the papers' generated populations (coterie.data.synthetic), a linear model without bias for each client.
@@ -145,8 +181,15 @@ def synthetic(
         replace(cut("cluster_split", dataset, seed=seed, validation=validation), groups=np.array(source.groups())),
         model=partial(models.build, "linear", inputs=inputs, outputs=outputs, bias=False),
         task="regression",
+        public={"public": _inputs_of(source, public)} if public else {},
     )
     return fresh(made, source) if online else made
+
+
+def _inputs_of(source: Synthetic, count: int) -> Tensor:
+    if not isinstance(source, Linear):
+        raise SettingError(f"population.public: the synthetic population {source.kind} has no public inputs")
+    return source.public(whole("population.public", count, 1)).float()
 
 
 def sites(

@@ -370,15 +370,24 @@ class LoopFleet(Fleet):
             fixed[ask.columns] = False
         steps = ask.steps_for(size)
         total = 0.0
+
+        def private_loss(number: int) -> Tensor:
+            """On the batch of this number."""
+            x, y = self._batch(c, ask.split, plan.batch, first, not epoch, place, draw, number * (plan.batch or 0))
+            with _own_randomness():
+                self._dropout(module, c, place, draw, number)
+                return self.task.loss(logits_of(module(x)), y).mean()
+
         for step in range(steps):
-            done = step * (plan.batch or 0)
             optimiser.zero_grad()
+            start_of_step = layout.row(module)
+            if plan.ahead:
+                private_loss(2 * step).backward()
+                torch.optim.SGD(moving, lr=plan.ahead).step()
+                optimiser.zero_grad()
             loss = torch.zeros((), dtype=self.dtype, device=self.device)
             if private:
-                x, y = self._batch(c, ask.split, plan.batch, first, not epoch, place, draw, done)
-                with _own_randomness():
-                    self._dropout(module, c, place, draw, step)
-                    loss = self.task.loss(logits_of(module(x)), y).mean()
+                loss = private_loss(plan.batches * (step + 1) - 1)
             objective = loss
             if ask.pull is not None:
                 target = _rider_row(ask.pull.rows, ask.pull.at, pair)
@@ -395,14 +404,15 @@ class LoopFleet(Fleet):
                 loss = loss if private else gap
             if plan.clip is not None:
                 nn.utils.clip_grad_norm_(moving, plan.clip)
-            before = layout.row(module)
+            if plan.ahead:
+                layout.load(module, start_of_step)
             optimiser.step()
             if ask.columns is not None:
-                layout.load(module, torch.where(fixed.to(self.device), before, layout.row(module)))
+                layout.load(module, torch.where(fixed.to(self.device), start_of_step, layout.row(module)))
             total += float(loss.detach())
         after = {f"buffers/{ask.memory}/{k}": v.clone() for k, v in buffers(module).items()}
         if epoch and plan.batch is not None:
-            after[mark] = torch.tensor(first + steps * plan.batch)
+            after[mark] = torch.tensor(first + steps * plan.batches * plan.batch)
         if plan.keep_optimiser:
             after |= _optimiser_state(optimiser, memory, layout, moving)
         return layout.row(module), total / max(1, steps), after

@@ -753,7 +753,7 @@ class StackedFleet(Fleet):
                 starts = self._positions(stack, ask.memory, ask.split, local)
             else:
                 starts = stack.streams.starts(ask.split, local, self.t, place, draw)
-            samples = stack.streams.samples(ask.split, local, starts, most * plan.batch, not epoch)
+            samples = stack.streams.samples(ask.split, local, starts, most * plan.batches * plan.batch, not epoch)
         shade = self._sample_keys(stack, local, place, draw)
         drop = self._row_keys(stack, local, place, draw, "dropout") if stack.keys else None
         parameters = {
@@ -773,7 +773,24 @@ class StackedFleet(Fleet):
         bare = plan == Plan(plan.steps, plan.epochs, plan.batch, plan.lr, sampling=plan.sampling)
         bare = bare and not (riders or public or still or self.autocast)
         step_fn = self._fit_step(stack, plan, self.online(ask.split), bare, ask.public_only)
+        look = self._fit_step(stack, Plan(steps=1), self.online(ask.split), False, False) if plan.ahead else None
+        far: float | Tensor = plan.ahead
+        if self.compile:
+            far = torch.tensor(far, dtype=self.dtype, device=self.device)
         rate: float | Tensor = torch.tensor(plan.lr, dtype=self.dtype, device=self.device) if self.compile else plan.lr
+
+        def batch(number: int, a: int, b: int) -> tuple[Any, ...]:
+            """What a step on some rows is told of data: buffers, keys of dropout, and the batch of this number."""
+            now = samples if plan.batch is None else samples[:, number * plan.batch : (number + 1) * plan.batch]
+            return (
+                {n: v[a:b] for n, v in final.items()},
+                None if drop is None else draws.fold(drop[a:b], number),
+                now[a:b],
+                clients[a:b, None],
+                None if shade is None else _shades(shade[a:b], number * (plan.batch or 0), now.shape[1]),
+                None if weights is None else weights[a:b],
+            )
+
         ordered = steps.tolist()
         ragged = bool(ordered) and ordered[0] != ordered[-1]
         active = len(ordered)
@@ -781,24 +798,20 @@ class StackedFleet(Fleet):
             while ordered[active - 1] <= step:
                 active -= 1
             for a, b in _powers(active) if ragged and self.compile else [(0, active)]:
-                now = samples if plan.batch is None else samples[:, step * plan.batch : (step + 1) * plan.batch]
-                key = None if drop is None else draws.fold(drop[a:b], step)
                 part = {n: p[a:b] for n, p in parameters.items()}
-                extra = public(step, a, b, part, final, key) if public else None
-                loss, after, left = step_fn(
-                    list(part.values()),
-                    optimiser.slices(a, b),
-                    {n: v[a:b] for n, v in final.items()},
-                    key,
-                    now[a:b],
-                    clients[a:b, None],
-                    None if shade is None else _shades(shade[a:b], step * (plan.batch or 0), now.shape[1]),
-                    None if weights is None else weights[a:b],
-                    {n: r[a:b] for n, r in riders.items()},
-                    extra,
-                    still,
-                    rate,
-                )
+                at, ahead = list(part.values()), []
+                if look is not None:
+                    at = [p.clone() for p in at]
+                    _, after, _ = look(at, None, *batch(2 * step, a, b), {}, None, None, far)
+                    for n, v in after.items():
+                        final[n][a:b] = v
+                    ahead = [p.clone() for p in at]
+                now = batch(plan.batches * (step + 1) - 1, a, b)
+                extra = public(step, a, b, part, final, now[1]) if public else None
+                ride = {n: r[a:b] for n, r in riders.items()}
+                loss, after, left = step_fn(at, optimiser.slices(a, b), *now, ride, extra, still, rate)
+                for p, moved, start in zip(part.values(), at, ahead, strict=False):
+                    p.add_(moved - start)
                 if left is not None:
                     optimiser.step(left, a, b, still)
                 total[a:b] += loss
@@ -810,7 +823,7 @@ class StackedFleet(Fleet):
             if final:
                 self._keep_buffers(stack, ask.memory, where, final, good)
             if epoch and plan.batch is not None:
-                self._move_on(stack, ask, pairs, steps * plan.batch, reason)
+                self._move_on(stack, ask, pairs, steps * plan.batches * plan.batch, reason)
             if plan.keep_optimiser:
                 n = len(stack.clients)
                 for name, value in optimiser.state(layout).items():
