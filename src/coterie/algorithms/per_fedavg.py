@@ -26,7 +26,7 @@ class PerFedAvg(PerFedAvgGlobal):
 
     adapt: int = 1  # steps of a client's own
 
-    buffers = "personal"
+    buffers = "personal"  # type: ignore[assignment]  # of the adapted model, not of the global one
     absent_stays = True
 
     def __post_init__(self) -> None:
