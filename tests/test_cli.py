@@ -71,6 +71,9 @@ def test_the_quickstart_from_run_to_compare(coterie, tmp_path: Path):
     again = json.loads((tmp_path / "again.json").read_text())
     assert [r["metrics"] for r in again["results"]] == [r["metrics"] for r in told["results"]]
 
+    code, out, _ = coterie("compare", str(out_dir), "--clients")
+    assert (code, "gain over local" in out, "oracle" in out) == (0, True, True)
+
     code, out, _ = coterie("resume", str(out_dir))
     assert code == 0
 
@@ -96,6 +99,7 @@ WRONG = {
     ("run", "quickstart", "--tuned", "none.toml"): "cannot be read",
     ("resume", "nowhere"): "holds no experiment",
     ("compare", "nowhere"): "nowhere",
+    ("compare", "nowhere", "--clients", "--latex"): "--clients is for the terminal or --markdown",
     ("list", "algoritms"): "did you mean algorithms?",
     ("sweep", "quickstart", "--grid", "plan.lr"): "--grid takes path=v1,v2",
     ("rum", "quickstart"): "run",

@@ -206,14 +206,22 @@ def compare(
     folders: Folders,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="As LaTeX.")] = False,
+    clients: Annotated[bool, typer.Option("--clients", help="What each client gains, with intervals.")] = False,
     json: Json = None,
 ) -> None:
     """Finished runs in one table: mean ± std over seeds."""
-    from coterie.report import tables
+    from coterie.report import gains, tables
 
     _writable(json)
+    if clients and latex:
+        raise SettingError("--clients is for the terminal or --markdown, not --latex")
     results = tables.collect(folders)
-    if markdown or latex:
+    if clients:
+        if markdown:
+            sys.stdout.write(gains.markdown(results) + "\n")
+        else:
+            _console().print(gains.table(results))
+    elif markdown or latex:
         sys.stdout.write((tables.markdown if markdown else tables.latex)(results) + "\n")
     else:
         _console().print(tables.table(results))

@@ -1,5 +1,6 @@
 """What the pictures show is what the record holds; that they are handsome was looked at."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def panels(figure: figures.Figure) -> list[Axes]:
 def test_everything_is_drawn_and_nothing_else(out: Path) -> None:
     fill(out)
     paths = draw(out)
-    assert {p.name for p in paths} == {"curves.png", "clients.png", "cost.png", "graph-cobo.png"}
+    assert {p.name for p in paths} == {"curves.png", "clients.png", "gains.png", "cost.png", "graph-cobo.png"}
     assert {p.name for p in (out / "figures").iterdir()} == {p.name for p in paths}
     for path in paths:
         picture = imread(path)
@@ -70,6 +71,22 @@ def test_curves_are_means_over_seeds_of_means_over_clients(out: Path) -> None:
     line = next(x for x in loss.lines if x.get_color() == looks["fedavg"].colour)
     np.testing.assert_allclose(line.get_ydata(), 1.2 - 0.30 * grown)
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["cobo", "local", "fedavg"]
+
+
+def test_collaborators_are_those_of_the_clients_that_were_there(out: Path) -> None:
+    counts = {0: [[4, 2, 0], [3, 1, 2]], 1: [[2, 2, 0], [1, 1, 1]]}  # seed → rounds × clients; the last comes late
+    for seed, rounds in counts.items():
+        run = write_run(out, "allforone-bin", seed, [0.5] * 3)
+        with (run / "metrics.jsonl").open("a") as lines:
+            for t, (each, ok) in enumerate(zip(rounds, ([True, True, False], [True] * 3), strict=True)):
+                told = {"round": t, "kind": "training", "loss": None, "ok": ok, "extra": {"collaborators": each}}
+                lines.write(json.dumps(told) + "\n")
+    write_run(out, "local", 0, [0.5] * 3)
+    (compared,) = comparisons(collect([out]))
+    figure = figures._collaborators(compared, figures._looks(["local", "allforone-bin"]))
+    assert figure is not None
+    (line,) = figure.axes[0].lines
+    np.testing.assert_allclose(line.get_ydata(), [(3 + 2) / 2, (2 + 1) / 2])
 
 
 @pytest.mark.parametrize(("least", "scale"), [(0.1, "linear"), (1e-5, "log")])

@@ -22,6 +22,7 @@ from coterie.errors import RecordError
 from coterie.graph.compare import top_share
 from coterie.graph.projections import row_normalised
 from coterie.report import reading
+from coterie.report.gains import gains
 from coterie.report.numbers import human, title, unit
 from coterie.report.tables import BOUND, REFERENCE, Comparison, Result, better_off, collect, comparisons
 from coterie.runs.files import explained
@@ -57,6 +58,7 @@ def draw(out: str | Path) -> list[Path]:
     looks = _looks([row.name for row in compared.rows])
     folder = out / "figures"
     figures = {"curves": _curves(compared, looks), "clients": _clients(compared), "cost": _cost(compared, looks)}
+    figures |= {"gains": _gains(compared, looks), "collaborators": _collaborators(compared, looks)}
     figures |= {f"graph-{row.name}": _graphs(compared, row.name) for row in compared.rows}
     paths = []
     with explained("the figures", folder):
@@ -127,6 +129,42 @@ def _evaluations(result: Result, split: str) -> dict[str, dict[int, float]]:
             for metric, number in line["mean"].items():
                 if number is not None:
                     held.setdefault(metric, {})[line["round"]] = number
+    return held
+
+
+def _collaborators(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
+    """To how many clients the algorithms that tell it listen, themselves included; None where no algorithm does."""
+    told = {row.name: list(map(_company, _of(compared, row.algorithm))) for row in compared.rows}
+    told = {name: seeds for name, seeds in told.items() if all(seeds)}
+    if not told:
+        return None
+    figure = _figure(8.0, 3.4)
+    axes = figure.subplots()
+    for name, seeds in told.items():
+        rounds = sorted(set.intersection(*map(set, seeds)))
+        values = np.array([[seed[t] for t in rounds] for seed in seeds])
+        look, mean = looks[name], values.mean(0)
+        axes.plot(rounds, mean, color=look.colour, ls=look.dash, lw=1.8, zorder=3, label=name)
+        if len(seeds) > 1:
+            std = values.std(0, ddof=1)
+            axes.fill_between(rounds, mean - std, mean + std, color=look.colour, alpha=0.13, lw=0, zorder=2)
+    axes.set_ylim(0, compared.clients * 1.04)
+    axes.set_xlabel("round", fontsize=9.5, color=INK)
+    axes.set_title("collaborators, itself included", loc="left", fontsize=10, color=INK)
+    axes.margins(x=0.02)
+    _plain(axes)
+    axes.legend(**_beside("algorithm"))
+    band = "; bands: ± std over seeds" if any(len(seeds) > 1 for seeds in told.values()) else ""
+    _headline(figure, f"To how many a client listens: {compared.experiment}", f"mean over clients{band}", compared)
+    return figure
+
+
+def _company(result: Result) -> dict[int, float]:
+    """round → how many collaborators the clients that were there had on average; nothing where it is not told."""
+    held = {}
+    for line in reading.lines(Path(result["run"])):
+        if line.get("kind") == "training" and "collaborators" in line["extra"] and any(line["ok"]):
+            held[line["round"]] = float(np.mean(np.array(line["extra"]["collaborators"])[np.array(line["ok"])]))
     return held
 
 
@@ -265,6 +303,39 @@ def _clients(compared: Comparison) -> Figure:
     legend = [("alone (local)", INK, "|"), ("better off", GAIN, "o"), ("worse off", LOSS, "o")]
     marks = [Line2D([], [], color=c, marker=m, ls="", ms=6, label=text) for text, c, m in legend if base is not None]
     _headline(figure, f"Who gains from collaborating: {compared.experiment}", note, compared, marks)
+    return figure
+
+
+def _gains(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
+    """Every client's mean gain over training alone, with its interval; None for one seed, or where clients are many."""
+    found = {name: each for name, each in gains(compared).items() if np.isfinite(each.half).any()}
+    if not found or compared.clients > NAMED:
+        return None
+    n = compared.clients
+    figure = _figure(8.0, 1.5 + max(2.2, 0.16 * n * (len(found) + 1)))
+    axes = figure.subplots()
+    axes.axvline(0, color=INK, lw=0.9, zorder=2)
+    for place, (name, each) in enumerate(found.items()):
+        at = np.arange(n) + 0.8 * ((place + 0.5) / len(found) - 0.5)
+        look = looks[name]
+        axes.errorbar(
+            each.mean,
+            at,
+            xerr=each.half,
+            color=look.colour,
+            marker=look.marker,
+            ms=5,
+            ls="",
+            elinewidth=1.4,
+            label=name,
+        )
+    axes.set_yticks(range(n), compared.results[0]["about"]["keys"])
+    axes.set_ylim(n - 0.4, -0.6)
+    axes.set_xlabel(f"gain over local: {title(compared.main)}", fontsize=9.5, color=INK)
+    _plain(axes)
+    axes.legend(**_beside("algorithm"))
+    note = f"{compared.judged} data, mean over seeds and 95 % interval"
+    _headline(figure, f"What each client gains: {compared.experiment}", note, compared)
     return figure
 
 
