@@ -60,15 +60,19 @@ def test_iterations_equal_a_plain_loop(settings: Any) -> None:
     torch.testing.assert_close(state.x, x, rtol=0, atol=1e-9)
 
 
-def test_repeats_are_rounds_within_a_round() -> None:
+@pytest.mark.parametrize("topology", ["ring", "random_matching", "one_peer_exponential"])
+def test_repeats_are_rounds_within_a_round(topology: str) -> None:
     people = full()
-    plan = {"steps": 1, "batch": 24, "lr": RATE}
-    many, _ = run(StackedFleet(people, seed=2, dtype=torch.float64), make("d_psgd", {"plan": plan}), 6)
+    settings = {"plan": {"steps": 1, "batch": 24, "lr": RATE}, "topology": topology}
+    many, each = run(StackedFleet(people, seed=2, dtype=torch.float64), make("d_psgd", settings), 6)
     fleet = StackedFleet(people, seed=2, dtype=torch.float64)
-    few, infos = run(fleet, make("d_psgd", {"plan": plan, "repeats": 3}), 2)
+    few, infos = run(fleet, make("d_psgd", settings | {"repeats": 3}), 2)
     assert fleet.phases == 3
-    assert int(infos[0].extra["links"]) == 3 * 12
     torch.testing.assert_close(few.x, many.x, rtol=0, atol=1e-12)
+    for t, info in enumerate(infos):
+        mean = sum(one.graph for one in each[3 * t : 3 * t + 3]) / 3
+        torch.testing.assert_close(info.graph, mean, rtol=0, atol=1e-12)
+        assert int(info.extra["links"]) == sum(int(one.extra["links"]) for one in each[3 * t : 3 * t + 3])
 
 
 def test_epochs_and_the_known_graph_of_scool_are_the_same() -> None:
@@ -100,6 +104,7 @@ def test_who_is_away_keeps_its_model_and_the_others_keep_its_weight() -> None:
     neighbour = int((w[2] > 0).nonzero().flatten()[(w[2] > 0).nonzero().flatten() != 2][0])
     expected = sum(w[neighbour, j] * start[j] for j in range(6) if j != 2) + w[neighbour, 2] * start[neighbour]
     torch.testing.assert_close(state.x[neighbour], expected, rtol=0, atol=1e-12)
+    assert int(infos[0].extra["links"]) == 12 - 4  # a ring of six, less the four that lead to and from who is away
 
 
 def test_bad_topologies_are_refused_and_pieces_warned_of() -> None:

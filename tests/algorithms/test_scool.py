@@ -387,7 +387,15 @@ def test_settings_without_meaning_are_refused(bad: dict[str, Any], says: str) ->
     assert says in str(caught.value)
 
 
-def test_more_communities_than_clients_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "bad", "says"),
+    [
+        ("scool-sbm", {"settings": {"communities": 6}}, "6 communities are more than 5 clients"),
+        ("scool-sbm", {"own": "tail"}, "no parameter below 'tail'"),
+        ("scool-dirac", {"settings": {"topology": "one_peer_exponential"}}, "dirac takes symmetric weights"),
+    ],
+)
+def test_what_does_not_fit_the_clients_is_refused_at_once(name: str, bad: dict[str, Any], says: str) -> None:
     fleet = StackedFleet(full(), seed=0)
-    with pytest.raises(ValueError, match="6 communities are more than 5 clients"):
-        make("scool-sbm", {"settings": {"communities": 6}}).init(fleet)
+    with pytest.raises(ValueError, match=says):
+        make(name, bad).init(fleet)

@@ -7,8 +7,9 @@ the client's whole update stands in the place of −γ∇F_i: `d_psgd-epochs` is
 one step the method as published. `repeats` are iterations in one round, so that rounds of single steps compare with
 rounds of epochs. Clients that are not here are not averaged with; their weight stays with oneself.
 
-W: see coterie.graph.topologies; schedules change it from round to round. Who has which place in a topology follows from
-the clients' keys. Personal models are everyone's own, not the mean over all that the theory is about.
+W: see coterie.graph.topologies; schedules change it from one iteration to the next, and the graph that is told is the
+mean over a round's. Who has which place in a topology follows from the clients' keys. Personal models are everyone's
+own, not the mean over all that the theory is about.
 
 Travels: up m·d, down m·d; phases 1; graphs 1; rows n.
 (Each, so often as there are repeats: the mixed model down, the update up. Without a middle, `links` copies of a model.)
@@ -24,6 +25,7 @@ from coterie.algorithm import Algorithm, Info
 from coterie.asks import Fit, Plan
 from coterie.fleet.base import Fleet
 from coterie.graph import topologies
+from coterie.graph.topologies import Schedule
 from coterie.settings import whole
 
 
@@ -51,26 +53,30 @@ class DPSGD(Algorithm):
 
     def init(self, fleet: Fleet) -> DPSGDState:
         """Initial models; a topology that does not fit is refused, one in pieces warned of."""
-        self.weights(fleet)
+        self.schedule(fleet)
         return DPSGDState(fleet.initial(self.shared).clone())
 
-    def weights(self, fleet: Fleet) -> Tensor:
-        """W of this round."""
+    def schedule(self, fleet: Fleet) -> Schedule:
+        """W of every iteration, counted over all rounds."""
         if self.matrix is not None:
-            return topologies.mixing(self.matrix, fleet.n)
-        return topologies.mixing_of(self.topology, fleet.ids, fleet.t, **self.options)
+            w = topologies.mixing(self.matrix, fleet.n)
+            return lambda iteration: w
+        return topologies.placed(self.topology, fleet.ids, **self.options)
 
     def round(self, fleet: Fleet, state: DPSGDState) -> tuple[DPSGDState, Info]:
         """Step and average, so often."""
-        x, w = state.x, self.weights(fleet)
+        x, schedule = state.x, self.schedule(fleet)
         ok, loss = torch.ones(fleet.n, dtype=torch.bool, device=x.device), x.new_zeros(fleet.n)
-        for _ in range(self.repeats):
+        graph, links = torch.zeros(fleet.n, fleet.n, dtype=torch.float64), 0
+        for r in range(self.repeats):
+            w = schedule(fleet.t * self.repeats + r)
             fit = fleet.ask(Fit(fleet.everyone, x, self.plan.at(fleet.t), give="update"))
-            mixed = topologies.among(w.to(x.device), fit.ok).to(x.dtype) @ x
-            x = torch.where(fit.ok[:, None], mixed + fit.rows, x)
+            among = topologies.among(w.to(x.device), fit.ok)
+            x = torch.where(fit.ok[:, None], among.to(x.dtype) @ x + fit.rows, x)
             ok, loss = ok & fit.ok, loss + fit.loss / self.repeats
-        links = self.repeats * ((w > 0).sum() - (w.diagonal() > 0).sum())
-        return DPSGDState(x), Info(w, ok, torch.where(ok, loss, 0), {"links": links})
+            graph = graph + w / self.repeats
+            links = links + (among > 0).sum() - (among.diagonal() > 0).sum()
+        return DPSGDState(x), Info(graph, ok, torch.where(ok, loss, 0), {"links": links})
 
     def personal(self, state: DPSGDState) -> Tensor:
         """Everyone's own row."""

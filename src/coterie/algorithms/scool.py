@@ -30,9 +30,9 @@ The authors' weight decay is the plan's; `lam` is (17)'s λ beside it: a step of
 cross-gradients, in every step of the M-step. What a prior adds to the models comes once a round.
 
 Travels: up m·d + pairs, down m·d + pairs·d; phases 2; graphs 1; rows max(n, m²).
-(A round measures m² pairs, after the cut m·(1 + neighbours), always oneself among them, which between real sites stays
-at home. Δ_j goes up once and θ_i down once, mixed; `links` says how many copies of Δ_j that are not one's own a network
-without a middle would carry. `dirac` measures nothing: m·d both ways, one phase.)
+(A round measures m² pairs, after the cut m·(1 + neighbours), always oneself among them. Δ_j goes up once and θ_i down
+once, mixed. `links` says how many copies of Δ_j that are not one's own a network without a middle would carry; there the
+model that is measured on one's own data would not travel either. `dirac` measures nothing: m·d both ways, one phase.)
 """
 
 import math
@@ -114,11 +114,13 @@ class SCooL(Algorithm):
         return (self.likelihood or self._prior.likelihood) == "cross"
 
     def init(self, fleet: Fleet) -> SCooLState:
-        """Initial models; nothing is measured, nobody is cut off."""
+        """Initial models; nothing is measured, nobody is cut off; what does not fit these clients is refused."""
         n = fleet.n
         w, beliefs = self._prior.init(fleet)
         if self.peers is not None:
             whole("peers", self.peers, 1, n - 1)
+        if self.own is not None:
+            fleet.columns(self.own)
         nothing = torch.zeros(n, n, dtype=torch.bool)
         x = fleet.initial(self.shared).clone()
         return SCooLState(x, w, torch.zeros(n, n, dtype=torch.float64), nothing, ~nothing, beliefs)

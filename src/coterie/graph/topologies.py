@@ -232,18 +232,18 @@ def warn_of_pieces(w: Tensor) -> None:
         warnings.warn(f"the topology is in {pieces} pieces: clients in one never hear of another's", stacklevel=2)
 
 
-def mixing_of(name: str, ids: Tensor, t: int, **settings: Any) -> Tensor:
-    """The mixing weights of round t over a named topology or schedule, by the clients' ids.
+def placed(name: str, ids: Tensor, **settings: Any) -> Schedule:
+    """The mixing weights of each round over a named topology or schedule, by the clients' ids.
 
     Who has which place follows from the ids: where the order of the clients tells who belongs together, a ring would
     give it away. In a file places are the clients' numbers.
     """
-    w = schedule(name, len(ids), **settings)(t)
+    weights = schedule(name, len(ids), **settings)
     if name == "file":
-        warn_of_pieces(w)
-        return w
+        warn_of_pieces(weights(0))
+        return weights
     place = ids.argsort().argsort()
-    return w[place[:, None], place]
+    return lambda t: weights(t)[place[:, None], place]
 
 
 def among(w: Tensor, here: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from coterie.errors import SettingError
 from coterie.graph import topologies
 from coterie.graph.priors.base import Beliefs, Clients, Evidence, Prior
 
@@ -38,7 +39,10 @@ class Dirac(Prior):
         """W of this round."""
         if self.matrix is not None:
             return topologies.mixing(self.matrix, clients.n)
-        return topologies.mixing_of(self.topology, clients.ids, clients.t, **self.options)
+        w = topologies.placed(self.topology, clients.ids, **self.options)(clients.t)
+        if not torch.equal(w, w.T):
+            raise SettingError(f"the prior dirac takes symmetric weights, and {self.topology}'s are not: d_psgd has it")
+        return w
 
     def e_step(self, w: Tensor, beliefs: Beliefs, evidence: Evidence) -> tuple[Tensor, Beliefs]:
         """Y is given."""
