@@ -67,7 +67,7 @@ class DPSGD(Algorithm):
         """Step and average, so often."""
         x, schedule = state.x, self.schedule(fleet)
         ok, loss = torch.ones(fleet.n, dtype=torch.bool, device=x.device), x.new_zeros(fleet.n)
-        graph, links = torch.zeros(fleet.n, fleet.n, dtype=torch.float64), 0
+        graph, links = torch.zeros(fleet.n, fleet.n, dtype=torch.float64), torch.tensor(0)
         for r in range(self.repeats):
             w = schedule(fleet.t * self.repeats + r)
             fit = fleet.ask(Fit(fleet.everyone, x, self.plan.at(fleet.t), give="update"))
@@ -75,7 +75,7 @@ class DPSGD(Algorithm):
             x = torch.where(fit.ok[:, None], among.to(x.dtype) @ x + fit.rows, x)
             ok, loss = ok & fit.ok, loss + fit.loss / self.repeats
             graph = graph + w / self.repeats
-            links = links + (among > 0).sum() - (among.diagonal() > 0).sum()
+            links = links + ((among > 0).sum() - (among.diagonal() > 0).sum()).cpu()
         return DPSGDState(x), Info(graph, ok, torch.where(ok, loss, 0), {"links": links})
 
     def personal(self, state: DPSGDState) -> Tensor:

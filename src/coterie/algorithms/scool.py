@@ -31,8 +31,8 @@ cross-gradients, in every step of the M-step. What a prior adds to the models co
 
 Travels: up m·d + pairs, down m·d + pairs·d; phases 2; graphs 1; rows max(n, m²).
 (A round measures m² pairs, after the cut m·(1 + neighbours), always oneself among them. Δ_j goes up once and θ_i down
-once, mixed. `links` says how many copies of Δ_j that are not one's own a network without a middle would carry; there the
-model that is measured on one's own data would not travel either. `dirac` measures nothing: m·d both ways, one phase.)
+once, mixed. `links` says how many copies of Δ_j that are not one's own a network without a middle would carry; there a
+model that is measured on one's own data would not travel. `dirac` measures nothing: m·d both ways, one phase.)
 """
 
 import math
