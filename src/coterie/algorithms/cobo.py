@@ -10,9 +10,10 @@ u_i is the client's stochastic gradient, or its moving average with `momentum`. 
 the probability of `schedule`; each end takes the gradient on its own data and a fresh batch, with its own buffers,
 which the probe never changes. In the box [0, 1] the diagonal of W plays no part; on the simplex it is scored like any
 pair, by two batches at x_i itself, and rows become asymmetric. From Python `domain` may be the projection onto any
-other convex set, which is treated like the simplex; W begins at the projection of all ones. Only clients that are
-present are paired, and only those that answer pull and are pulled: a newcomer enters with weight 1 to all (1/n on the
-simplex), one that left pulls nobody.
+other convex set, which is treated like the simplex; W begins at the projection of all ones (in the box all pull all
+then, and models come nearer each other only while ηρn < 2). Only clients that are present are paired, and only those
+that answer pull and are pulled: a newcomer enters with weight 1 to all (1/n on the simplex), one that left pulls
+nobody.
 
 `local_steps` is for use across a network: the client takes so many steps of (3) by itself, towards its neighbours'
 models of the round's start and with the weights before this round's selection, so that both still are one phase. Its
