@@ -54,3 +54,9 @@ def test_scools_other_data_sets_are_dealt_as_the_paper_has_it(
     assert (np.array(same).sum(1) == (10 if name == "scool-sbm" else 1)).all()
     out = people.make(0)(people.transform(people.inputs[:2]))
     assert out.shape == (2, 100)
+
+
+def test_cobos_small_scale_has_the_settings_that_its_sweep_chose() -> None:
+    tuned = Path(__file__).parents[2] / "results" / "cobo" / "cross-silo-small-tuned.toml"
+    usual, chosen = (reader.read("cobo-cross-silo", scale="small", tuned=told) for told in (None, tuned))
+    assert reader.plain(usual) == reader.plain(chosen)
