@@ -22,11 +22,12 @@ import actors
 from coterie.cli import app
 from coterie.experiments import reader
 from coterie.sites.folder import SITE
+from servers import GATE, MARK
 
 COTERIE = (sys.executable, "-c", "import torch; torch.set_num_threads(1); from coterie.cli import main; main()")
 HERE = str(Path(__file__).parent)
-MARK, ROLE = "COTERIE_TEST_DEPLOYMENT", "COTERIE_TEST_ROLE"
-PATIENCE = 600.0  # seconds: the machine may be slow and busy, and nothing here depends on when something happens
+ROLE = "COTERIE_TEST_ROLE"
+PATIENCE = 1800.0  # seconds: the machine may be slow and busy, and nothing here depends on when something happens
 Sources = Mapping[str, tuple[str, Path]]  # client → how its data are read, and where they are
 
 
@@ -43,6 +44,7 @@ class Deployment:
         self.started: list[subprocess.Popen[bytes]] = []
         self.ports = {name: free_port() for name in sites}
         self.links: dict[str, list[str]] = {}  # more options of `coterie site join`, by site
+        self.kept: dict[str, tuple[subprocess.Popen[bytes], str]] = {}  # site → its node, and as whom it answers
 
     def __enter__(self) -> "Deployment":
         return self
@@ -77,6 +79,7 @@ class Deployment:
 
     def kill(self, *roles: str) -> None:
         """kill -9 what has these roles, or everything, each by its number."""
+        self.kept = {site: node for site, node in self.kept.items() if roles and site not in roles}
 
         def gone() -> bool:
             left = self.mine(*roles)
@@ -89,14 +92,22 @@ class Deployment:
 
         self.until(f"the end of {roles or 'all'}", gone)
 
-    def until(self, what: str, true: Callable[[], Any], patience: float = PATIENCE) -> Any:
-        """Wait for something."""
-        end = time.monotonic() + patience
+    def until(self, what: str, true: Callable[[], Any]) -> Any:
+        """Wait for something. Nodes that end are started again, as a service does."""
+        end = time.monotonic() + PATIENCE
         while not (found := true()):
             if time.monotonic() > end:
-                raise AssertionError(f"{what}: not within {patience:g} seconds\n{self.logs()}")
+                raise AssertionError(f"{what}: not within {PATIENCE:g} seconds\n{self.logs()}")
+            for site, (node, actor) in list(self.kept.items()):
+                if node.poll() is not None:
+                    self.join(site, actor)
             time.sleep(0.1)
         return found
+
+    def allow(self, rounds: int) -> None:
+        """So many rounds may begin, where the server is one of `servers`."""
+        (self.root / "next").write_text(str(rounds))
+        (self.root / "next").replace(self.root / GATE)
 
     def logs(self) -> str:
         """The ends of all logs."""
@@ -116,26 +127,41 @@ class Deployment:
             app([*map(str, words)], standalone_mode=False)
         return told.getvalue()
 
-    def prepare(self, coterie: Callable[..., str]) -> None:
+    def prepare(self, coterie: Callable[..., str], *public: Path) -> None:
         """What people at the sites do once: prepare, allow, check and approve. Seeds are shared for the test."""
+        shared = [word for file in public for word in ("--public", file)]
         found = self.given
         mark = reader.fingerprint(reader.read(str(found)))
         for site, clients in self.sites.items():
             place = self.place(site)
             for client, (kind, source) in clients.items():
-                coterie("site", "prepare", place, "--experiment", found, "--client", client, f"--{kind}", source)
-            settings = place / SITE
-            open_for_tests = "[limits]\nown_rows = true\nleast_batch = 4\n"
-            settings.write_text(f"share_seed = true\n{settings.read_text()}\n{open_for_tests}")
+                coterie("site", "prepare", place, "--experiment", found, "--client", client, f"--{kind}", source,
+                        *shared)  # fmt: skip
+            edited(place / SITE)
             coterie("site", "check", place)
             assert mark in coterie("site", "approve", place, mark)
 
-    def join(self, site: str, actor: str = "noting") -> "subprocess.Popen[bytes]":
-        """Start a site's node, which answers as the actor does."""
+    def join(self, site: str, actor: str = "noting") -> None:
+        """Start a site's node, which answers as the actor does, and keep one there from now on."""
         actors.install(self.place(site), actor)
-        first = f"import sys; sys.path.insert(0, {HERE!r}); import actors; actors.play({actor!r}); "
         words = ["site", "join", str(self.place(site)), f"127.0.0.1:{self.port}", "--port", str(self.ports[site])]
-        return self.start(site, [*COTERIE[:-1], first + COTERIE[-1], *words, *self.links.get(site, ())])
+        node = self.start(site, [*played("actors", actor), *words, *self.links.get(site, ())])
+        self.kept[site] = (node, actor)
+
+    def leave(self, site: str) -> None:
+        """Stop a site's node, as one should."""
+        node, _ = self.kept.pop(site)
+        node.terminate()
+        self.until(f"{site} is gone", lambda: node.poll() is not None and not self.mine(site))
+
+    def connected(self, site: str) -> int:
+        """How often a site's node was let in."""
+        return self.said(f"{site}.log", "SuperNode ID:")
+
+    def said(self, log: str, what: str) -> int:
+        """How often something stands in a log."""
+        path = self.root / log
+        return path.read_text(errors="replace").count(what) if path.exists() else 0
 
     @property
     def clients(self) -> list[str]:
@@ -143,11 +169,28 @@ class Deployment:
         return list(reader.read(str(self.given)).population(0).keys)
 
 
+def played(module: str, part: str) -> tuple[str, ...]:
+    """`coterie`, where a module of the tests plays its part."""
+    return *COTERIE[
+        :-1
+    ], f"import sys; sys.path.insert(0, {HERE!r}); import {module}; {module}.play({part!r}); " + COTERIE[-1]
+
+
+def edited(settings: Path) -> None:
+    """A site's settings as tests need them: draws as in a simulator, models that may leave, small batches."""
+    text = settings.read_text(encoding="utf-8")
+    for name, found, wanted in (("share_seed", "false", "true"), ("own_rows", "false", "true"), ("least_batch", 8, 4)):
+        assert f"{name} = {found}\n" in text
+        text = text.replace(f"{name} = {found}\n", f"{name} = {wanted}\n")
+    settings.write_text(text, encoding="utf-8")
+
+
 def free_port() -> int:
-    """A port that nobody listens at, outside of the range from which connections take theirs."""
+    """A port that nobody listens at: of this worker's own, and not of those from which connections take theirs."""
+    worker = int("0" + "".join(filter(str.isdigit, os.environ.get("PYTEST_XDIST_WORKER", ""))))
     draw = random.Random()
     while True:
-        port = draw.randrange(20_000, 32_000)
+        port = 20_000 + 1_500 * (worker % 8) + draw.randrange(1_500)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

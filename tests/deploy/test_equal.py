@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import actors
 from coterie.data import holding
@@ -89,6 +89,26 @@ refresh = 2
 lam = 0.01
 """
 
+MIXED = """
+name = "mixed"
+[population]
+kind = "sites"
+clients = ["north", "south", "west"]
+model = [{{ name = "mlp", sizes = [64, 8, 2] }}, {{ name = "cnn", channels = 1, classes = 2, size = 8 }}]
+data = {{ shape = [1, 8, 8], dtype = "uint8", classes = ["bright", "dark"], validation = 0.2, test = 0.2 }}
+public = {{ public = {{ samples = {samples}, sha256 = "{sha256}" }} }}
+[run]
+rounds = 3
+evaluate_every = 3
+checkpoint_every = 1
+seeds = [9]
+dtype = "float64"
+[algorithms.comet]
+plan = {{ steps = 4, batch = 8, lr = 0.1 }}
+c = 2
+public_batch = 8
+"""
+
 
 def experiment(algorithms: str, clients: Sequence[str] = THREE, rounds: int = 3) -> str:
     """One about tables."""
@@ -139,7 +159,9 @@ def simulated(deployment: Deployment, name: str, *rules: Rule) -> Outcome:
     experiment = reader.read(str(deployment.given))
     wanted, everyone = schema(experiment), experiment.population(0)
     found = {c: s for clients in deployment.sites.values() for c, s in clients.items()}
-    held = holding.hold(everyone, {c: holding.read(*map(str, found[c]), wanted, c).samples for c in everyone.keys})
+    samples = {c: holding.read(*map(str, found[c]), wanted, c).samples for c in everyone.keys}
+    public = {name: load_file(deployment.root / f"{name}.safetensors")["inputs"] for name in everyone.public}
+    held = holding.hold(everyone, samples, public)
     fleet = StackedFleet(held, seed=experiment.budget.seeds[0], dtype=getattr(torch, experiment.budget.dtype))
     algorithm = experiment.algorithm(name, **held.told)
     return drive(Participation(fleet, *rules) if rules else fleet, algorithm, experiment.budget, name=name)
@@ -193,14 +215,14 @@ def check(deployment: Deployment, name: str) -> None:
         assert real[way] < real[whole] < real[way] + FRAMING * real["messages"]
 
 
-def served(deployment: Deployment, coterie: Callable[..., str]) -> None:
+def served(deployment: Deployment, coterie: Callable[..., str], *public: Path) -> None:
     """Sites prepared and joined, the experiment served to its end."""
-    deployment.prepare(coterie)
+    deployment.prepare(coterie, *public)
     for site in deployment.sites:
         deployment.join(site)
     words = ["serve", str(deployment.given), "--out", str(deployment.out), "--port", str(deployment.port)]
     server = deployment.start("serve", [*COTERIE, *words])
-    deployment.until("the experiment's end", lambda: server.poll() is not None, 1800)
+    deployment.until("the experiment's end", lambda: server.poll() is not None)
     assert server.returncode == 0, deployment.logs()
 
 
@@ -216,3 +238,14 @@ def test_image_folders_at_three_sites_give_the_simulators_numbers(tmp_path: Path
         served(deployment, deployment.inside)
         for name in reader.read(str(deployment.given)).algorithms:
             check(deployment, name)
+
+
+def test_models_of_two_kinds_at_three_sites_learn_from_predictions_as_in_the_simulator(tmp_path: Path):
+    file = tmp_path / "d" / "public.safetensors"
+    file.parent.mkdir()
+    pixels = torch.randint(0, 256, (24, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    save_file({"inputs": pixels}, file)
+    said = MIXED.format(samples=len(pixels), sha256=holding.digest(file))
+    with Deployment(tmp_path / "d", said, of_pictures(tmp_path / "data", *THREE)) as deployment:
+        served(deployment, deployment.inside, file)
+        check(deployment, "comet")

@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 import actors
-import twice
+import servers
 from authority import authority, node_key
 from coterie.fleet import flower
 from coterie.fleet.participation import Schedule
 from coterie.runs.served import Served, listening
 from coterie.runs.study import Study
-from deployment import COTERIE, PATIENCE, Deployment, free_port
+from deployment import COTERIE, PATIENCE, Deployment, free_port, played
 from test_equal import THREE, compare, experiment, of_tables, simulated
 
 pytestmark = pytest.mark.full
 
-ROUNDS = 8
+ROUNDS, EARLY = 8, 4
 FOUR = (*THREE, "east")
 DITTO = """
 [algorithms.ditto]
@@ -91,7 +91,8 @@ def test_nodes_and_servers_are_killed_messages_come_twice_and_strangers_stay_out
         safe = ["--port", deployment.port, "--certificates", trusted, "--known-nodes"]
         said = deployment.inside("serve", deployment.given, "--out", deployment.out, *safe, "--print")
         link, run = said.splitlines()[-2:]  # the very commands that it shows
-        twice.install(deployment.out / "server" / "coterie-app")
+        servers.install(deployment.out / "server" / "coterie-app", "twice")
+        deployment.allow(EARLY)
         deployment.start("server", ["bash", "-c", f"env {link}"])
         keys = {site: node_key(tmp_path / f"{site}.key") for site in (*deployment.sites, "nobody")}
         register(deployment, [keys[site] for site in deployment.sites])
@@ -102,29 +103,32 @@ def test_nodes_and_servers_are_killed_messages_come_twice_and_strangers_stay_out
         thief = strangers(deployment, victim, trusted / "ca.crt", other / "ca.crt", keys)
         deployment.start("server", ["bash", "-c", f"env {run}"])
 
-        message = draw.randrange(1, 4)
+        message = draw.randrange(1, EARLY)
         deployment.until(f"{victim}'s answer {message}", lambda: asked(deployment, victim) >= message)
         time.sleep(draw.uniform(0, 5))
         print(f"{victim} is killed after {asked(deployment, victim)} answers")
         deployment.kill(victim)
-        node = deployment.join(victim)
-
-        def alive() -> None:
-            nonlocal node
-            if node.poll() is not None:  # Flower takes the killed one for alive for a minute, and refuses another
-                node = deployment.join(victim)
-
-        done = draw.randrange(4, ROUNDS - 1)
-        deployment.until(f"round {done}", lambda: alive() or checkpoints(deployment) >= done)
+        before = deployment.connected(victim)
+        deployment.join(victim)  # again and again: for a minute Flower takes the killed one for alive
+        deployment.until(f"{victim} is back", lambda: deployment.connected(victim) > before)
+        deployment.allow(ROUNDS - 1)
+        done = draw.randrange(EARLY, ROUNDS - 1)
+        deployment.until(f"round {done}", lambda: checkpoints(deployment) >= done)
         time.sleep(draw.uniform(0, 5))
         print(f"the server is killed after {checkpoints(deployment)} rounds")
         deployment.kill("server")
-        resumed = deployment.start("server", [*COTERIE, "resume", str(deployment.out)])
-        deployment.until("the end", lambda: alive() or resumed.poll() is not None, 1800)
+        deployment.allow(ROUNDS)
+        resumed = deployment.start("server", [*played("servers", "paced"), "resume", str(deployment.out)])
+        deployment.until("the end", lambda: resumed.poll() is not None)
         assert resumed.returncode == 0, deployment.logs()
-        assert len(attended(deployment, "ditto")) == ROUNDS
+        there = attended(deployment, "ditto")
+        assert len(there) == ROUNDS
+        assert set(there[-1]) == set(deployment.clients)
         agree(deployment, "ditto", [c for site, clients in deployment.sites.items() if site != victim for c in clients])
         repeated(deployment)
+        for name, (_, why) in STRANGERS.items():
+            deployment.until(f"{name} is refused", lambda name=name, why=why: deployment.said(f"{name}.log", why))
+            assert not deployment.connected(name)
         assert not (thief / "log.jsonl").exists(), "a stranger was asked something"
 
 
@@ -138,18 +142,24 @@ def register(deployment: Deployment, keys: Sequence[Path]) -> None:
         subprocess.run(command.words, env=command.environment, check=True, timeout=PATIENCE, capture_output=True)
 
 
+STRANGERS = {  # name → what it has of the victim's connection, and what it hears
+    "unregistered": (("ca", "own key"), "[code: 2004]"),
+    "no-key": (("ca",), "[code: 2001]"),
+    "other-authority": (("other ca", "key"), "CERTIFICATE_VERIFY_FAILED"),
+    "no-certificate": ((), "Connection attempt failed"),
+}
+
+
 def strangers(deployment: Deployment, victim: str, ca: Path, other: Path, keys: Mapping[str, Path]) -> Path:
     """Nodes with all that is the victim's but its key, or that trust another authority, or none."""
     thief = deployment.root / "thief"
     shutil.copytree(deployment.place(victim), thief)
-    for name, options in {
-        "unregistered": ["--ca", str(ca), "--key", str(keys["nobody"])],
-        "no-key": ["--ca", str(ca)],
-        "other-authority": ["--ca", str(other), "--key", str(keys[victim])],
-        "no-certificate": [],
-    }.items():
-        words = ["site", "join", str(thief), f"127.0.0.1:{deployment.port}", "--port", str(free_port())]
-        deployment.start(name, [*COTERIE, *words, *options])
+    options = {"ca": ["--ca", ca], "other ca": ["--ca", other], "key": ["--key", keys[victim]],
+               "own key": ["--key", keys["nobody"]]}  # fmt: skip
+    for name, (has, _) in STRANGERS.items():
+        words = ["site", "join", thief, f"127.0.0.1:{deployment.port}", "--port", free_port()]
+        words += [word for each in has for word in options[each]]
+        deployment.start(name, [*COTERIE, *map(str, words)])
     return thief
 
 
@@ -169,31 +179,43 @@ def repeated(deployment: Deployment) -> None:
 
 def test_a_hostile_site_harms_nobody_and_one_that_comes_and_goes_has_its_row_when_it_returns(tmp_path: Path):
     draw = chance("deeds")
-    with Deployment(tmp_path / "d", experiment(COBO, FOUR, 10), of_tables(tmp_path, *FOUR)) as deployment:
+    quick = draw.sample(actors.BAD[:-2], len(actors.BAD) - 2)
+    plan = dict(enumerate([*quick, *actors.BAD[-2:]], 1))  # after "nothing" it is asked nothing more
+    rounds = len(plan) + 3
+    with Deployment(tmp_path / "d", experiment(COBO, FOUR, rounds), of_tables(tmp_path, *FOUR)) as deployment:
         deployment.prepare(deployment.inside)
-        quick, slow = draw.sample(actors.BAD[:-2], len(actors.BAD) - 2), draw.sample(actors.BAD[-2:], 2)
-        plan = dict(enumerate([*quick, *slow], 1))
         (deployment.place("at-west") / actors.PLAN).write_text(json.dumps(plan))
         for site in ("at-north", "at-south"):
             deployment.join(site)
         deployment.join("at-west", "hostile")
+        begin = allowed = draw.randrange(1, 3)
+        deployment.allow(allowed)
         words = ["serve", str(deployment.given), "--out", str(deployment.out), "--port", str(deployment.port)]
-        server = deployment.start("serve", [*COTERIE, *words, "--least", "3", "--deadline", "90"])
-        begin = draw.randrange(1, 3)
+        words += ["--least", "3", "--deadline", "180"]
+        server = deployment.start("serve", [*played("servers", "paced"), *words])
         deployment.until(f"round {begin}", lambda: checkpoints(deployment) >= begin)
-        node = deployment.join("at-east")
-        deployment.until("east answers", lambda: asked(deployment, "at-east") >= 1)
-        node.terminate()  # it leaves as one should
-        deployment.until("east is gone", lambda: not deployment.mine("at-east"))
-        before = asked(deployment, "at-east")
         deployment.join("at-east")
-        deployment.until("the end", lambda: server.poll() is not None, 1800)
+        deployment.until("east is known", lambda: welcomed(deployment, "east") == 1)
+        deployment.allow(begin + 1)
+        deployment.until("east answers", lambda: asked(deployment, "at-east") >= 1)
+        time.sleep(draw.uniform(0, 5))
+        deployment.leave("at-east")
+        deployment.allow(begin + 3)  # without it
+        deployment.until(f"round {begin + 3}", lambda: checkpoints(deployment) >= begin + 3)
+        deployment.join("at-east")
+        deployment.until("east is known again", lambda: welcomed(deployment, "east") == 2)
+        deployment.allow(rounds)
+        deployment.until("the end", lambda: server.poll() is not None)
         assert server.returncode == 0, deployment.logs()
         agree(deployment, "cobo", ["north", "south"])
         there = attended(deployment, "cobo")
         deeds = (deployment.place("at-west") / "deeds.txt").read_text().splitlines()
-        assert len(deeds) >= len(quick) + 1, deeds
-        assert not any("west" in there[int(deed.split()[0])] for deed in deeds)
-        assert asked(deployment, "at-east") > before
-        assert "east" not in there[0]
-        assert "east" in there[-1]
+        assert deeds == [f"{t} {how}" for t, how in plan.items()]
+        assert ["west" in clients for clients in there] == [True, *[False] * (rounds - 1)]
+        assert ["east" in clients for clients in there[:begin]] == [False] * begin
+        assert ["east" in clients for clients in there[begin + 1 :]] == [False] * 2 + [True] * (rounds - begin - 3)
+
+
+def welcomed(deployment: Deployment, client: str) -> int:
+    """How often a client was taken in."""
+    return deployment.said("server/server/server.log", f"{client}: here")

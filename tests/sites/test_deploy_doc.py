@@ -10,7 +10,6 @@ import random
 import re
 import shlex
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,9 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from deployment import PATIENCE, free_port
+
 DOC = Path(__file__).parents[2] / "docs" / "deploy.md"
 SITES = ("north", "east", "south")
-PATIENCE = 600.0
 SCP = """\
 #!/bin/sh
 for last; do :; done
@@ -33,12 +33,6 @@ for file; do [ "$file" = "$last" ] || cp "$file" "{root}/${{last%%:*}}/${{last#*
 def blocks() -> list[tuple[str, str]]:
     """(what is said behind the fence, its lines), in their order."""
     return re.findall(r"^```(\w[^\n]*)\n(.*?)^```$", DOC.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Hosts:
