@@ -111,9 +111,9 @@ class Grid:
         self.replies = [r for r in self.replies if r not in found]
         return found
 
-    def reply(self, node: int, content: Any = None, error: int | None = None) -> None:
-        """To the last message that this node was sent. As in Flower, an error does not say whose it is."""
-        name = [name for name, to in self.sent.items() if to == node][-1]
+    def reply(self, node: int, content: Any = None, error: int | None = None, to: str | None = None) -> None:
+        """To the last message that this node was sent, or another. As in Flower, an error does not say whose it is."""
+        name = to or [name for name, to in self.sent.items() if to == node][-1]
         told = SimpleNamespace(code=error, reason="so it is")
         records = SimpleNamespace(array_records={}) if content is None else content
         self.replies.append(
@@ -130,6 +130,7 @@ class Eager(Grid):
     def __init__(self, **how: Any) -> None:
         super().__init__(*[int(node[1:]) for node in how])
         self.how = {int(node[1:]): answer for node, answer in how.items()}
+        self.pushed = lambda: None  # happens after each push
 
     def push_messages(self, messages: Iterable[Any]) -> list[str | None]:
         messages = list(messages)
@@ -140,34 +141,49 @@ class Eager(Grid):
                 self.reply(node, flower._packed(self.how[node]))
             elif node in self.how and self.how[node] != "silence":
                 self.reply(node, error=self.how[node]) if isinstance(self.how[node], int) else self.reply(node)
+        self.pushed()
         return names
 
 
+class Clock:
+    """Time that passes where it is slept through, and at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """As in a Flower run, and in no time."""
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    monkeypatch.setattr(flower, "PAUSE", 0.001)
-    monkeypatch.setattr(flower, "GREETING", 0.01)
+    made = Clock()
+    monkeypatch.setattr(flower, "time", made)
+    return made
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("clock")
 def test_replies_find_their_nodes_by_the_message_they_answer():
     grid = Eager(n11=b"one", n12=5, n13=8, n14="an empty record", n15="silence")
     grid.nodes.remove(13)
-    replies = Nodes(grid, 0.01).exchange({str(n): b"block" for n in (11, 12, 13, 14, 15)})
+    replies = Nodes(grid, 60.0).exchange({str(n): b"block" for n in (11, 12, 13, 14, 15)})
     assert (replies["11"].block, replies["11"].reason) == (b"one", OK)
     assert [replies[str(n)].reason for n in (12, 13, 14, 15)] == [ABSENT, ABSENT, MALFORMED, LATE]
     grid.nodes.append(13)
-    assert Nodes(grid, 0.01).exchange({"13": b"block"})["13"].reason == REFUSED
+    assert Nodes(grid, 60.0).exchange({"13": b"block"})["13"].reason == REFUSED
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("clock")
 def test_a_node_that_owes_an_answer_is_not_asked_again_until_it_has_answered_or_is_gone():
     grid = Eager(n11=b"one", n12="silence", n13="silence")
-    nodes = Nodes(grid, 0.01)
+    nodes = Nodes(grid, 60.0)
     nodes.exchange({str(n): b"block" for n in (11, 12, 13)})
     assert nodes.there() == ["11"]
     grid.reply(12, flower._packed(b"late"))
@@ -177,7 +193,7 @@ def test_a_node_that_owes_an_answer_is_not_asked_again_until_it_has_answered_or_
     assert len(grid.sent) == 3
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("clock")
 def test_a_stranger_is_greeted_once_and_heard_whenever_it_answers():
     grid = Eager(n11=b"one", n12="silence")
     nodes = Nodes(grid, 60.0)
@@ -188,3 +204,53 @@ def test_a_stranger_is_greeted_once_and_heard_whenever_it_answers():
     grid.reply(12, flower._packed(b"two"))
     assert nodes.greet(["12"], b"hello")["12"].block == b"two"
     assert nodes.there() == ["11", "12"]
+
+
+def test_a_node_that_owes_an_answer_is_sent_nothing_more_and_nobody_waits_for_it_twice(clock: Clock):
+    grid = Eager(n11=b"one", n12="silence")
+    nodes = Nodes(grid, 60.0)
+    nodes.exchange({"11": b"block", "12": b"block"})
+    waited = clock.now
+    replies = nodes.exchange({"11": b"block", "12": b"block"})  # the round's next phase
+    assert (replies["11"].reason, replies["12"].reason) == (OK, LATE)
+    assert list(grid.sent.values()) == [11, 12, 11]
+    assert waited >= 60
+    assert clock.now == waited
+
+
+def test_what_a_node_lost_is_not_waited_for_once_it_answers_what_it_was_sent_later(clock: Clock):
+    """It came back under the same key between two looks, so Flower says nothing."""
+    grid, told = Eager(n11="silence"), []
+    nodes = Nodes(grid, 3600.0, told.append)
+    grid.pushed = lambda: grid.how.update({11: b"hello"})  # it answers from now on, and not what it had
+    assert nodes.greet([], b"greeting") == {}
+    assert nodes.exchange({"11": b"block"})["11"].reason == ABSENT
+    assert clock.now == pytest.approx(flower.SILENCE, abs=1)
+    assert told == ["node 11: what it was sent got lost"]
+    assert nodes.there() == ["11"]
+    assert nodes.exchange({"11": b"block"})["11"].block == b"hello"
+
+
+def test_a_node_that_only_works_long_is_asked_ever_more_seldom_and_its_answer_counts(clock: Clock):
+    grid = Eager(n11="silence")
+    nodes = Nodes(grid, 20 * flower.SILENCE)
+    nodes.greet([], b"greeting")
+    assert nodes.exchange({"11": b"block"})["11"].reason == LATE
+    first, *probes = grid.sent
+    assert len(probes) == 4  # after 1, 3, 7 and 15 times as long
+    grid.reply(11, flower._packed(b"done"), to=first)
+    for probe in probes:
+        grid.reply(11, flower._packed(b"hello"), to=probe)
+    assert nodes.there() == ["11"]
+    grid.how[11] = b"more"
+    assert nodes.exchange({"11": b"block"})["11"].block == b"more"  # greetings of then say nothing of this one
+
+
+def test_a_greeting_that_got_lost_is_repeated(clock: Clock):
+    grid = Eager(n11="silence")
+    nodes = Nodes(grid, 60.0)
+    assert nodes.greet(["11"], b"hello") == {}
+    clock.sleep(flower.SILENCE)
+    grid.how[11] = b"here"
+    assert nodes.greet(["11"], b"hello")["11"].reason == ABSENT
+    assert nodes.greet(["11"], b"hello")["11"].block == b"here"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from authority import authority
 from coterie import cli
 from coterie.asks import Evaluate, Fit, Own, Plan
 from coterie.experiments import reader
@@ -79,7 +80,7 @@ def test_from_prepare_to_the_first_answer(coterie, here: Path) -> None:
     mark = out.split()[-1]
     assert out.endswith(f"coterie site approve N {mark}\n")
     for name in ("N", "N/secret"):
-        assert stat.S_IMODE((here / name).stat().st_mode) & 0o077 == 0 or name == "N/secret", name
+        assert stat.S_IMODE((here / name).stat().st_mode) & 0o077 == 0, name
     assert coterie(f"site approve N {mark}")[0] == 0
     assert coterie("site check N")[1].splitlines()[-1].startswith(f"approved: {mark}")
     coterie(PREPARE.replace("north", "south").replace(" N ", " S "))
@@ -173,6 +174,30 @@ def test_what_is_wrong_later_is_one_sentence(coterie, here: Path, spoil, words: 
     coterie(PREPARE)
     spoil(here)
     code, _, err = coterie(words)
+    assert code == 2
+    assert why in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("127.0.0.1", "the server is HOST:PORT"),
+        ("127.0.0.1:9o92", "the server is HOST:PORT"),
+        ("https://coterie.example:9092 --ca ca/ca.crt", "the server is HOST:PORT"),
+        ("coterie.example:9092", "anyone could pose as coterie.example"),
+        ("127.0.0.1:9092 --port 0", "--port must be a whole number from 1"),
+        ("127.0.0.1:9092 --ca ca/ca.crtt", "--ca: there is no file ca/ca.crtt"),
+        ("127.0.0.1:9092 --ca north.csv", "north.csv holds no certificate"),
+        ("127.0.0.1:9092 --key north.csv", "--key goes with --ca"),
+        ("127.0.0.1:9092 --ca ca/ca.crt --key north.csv", "north.csv is no node's private key: ssh-keygen"),
+    ],
+)
+def test_what_is_wrong_on_the_way_to_a_server_is_one_sentence(coterie, here: Path, words: str, why: str) -> None:
+    authority(here / "ca")
+    mark = coterie(PREPARE)[1].split()[-1]
+    SiteFolder(here / "N").approve(mark)
+    code, _, err = coterie(f"site join N {words} --print")
     assert code == 2
     assert why in err
     assert err.count("\n") == 1

@@ -27,6 +27,7 @@ from coterie.asks import (
     Own,
     Plan,
     Predict,
+    Pull,
 )
 from coterie.errors import AskError, SettingError
 from coterie.fleet import wire
@@ -423,6 +424,11 @@ ASKS: dict[str, tuple[Limits, Callable[[RemoteFleet], Any], str]] = {
     "a model leaves": (
         replace(OPEN, own_rows=False),
         lambda f: Fit([0], Own(), Plan(steps=0), give="rows"),
+        "stays here",
+    ),
+    "a model leaves as what a strong pull made of it": (
+        replace(OPEN, own_rows=False),
+        lambda f: Fit([0], Own(), Plan(steps=1, lr=1e-3), pull=Pull(0 * f.initial()[:1], 1e6), give="update"),
         "stays here",
     ),
     "training": (replace(OPEN, most_steps=10), lambda f: Fit([0], Own(), Plan(steps=11), give="nothing"), "11 steps"),

@@ -2,9 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,18 @@ def call(bin: Path, *words: str, who: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([bin / "flwr-clientapp", *words], **how, timeout=300)
 
 
+def interrupted(bin: Path) -> None:
+    """A program that is ended while it says what it wants."""
+    with socket.socket(socket.AF_UNIX) as caller, chdir(bin):
+        caller.connect(worker.SOCKET)
+        socket.send_fds(caller, [(100).to_bytes(8, "little")], [0, 1, 2])
+        caller.sendall(b"[[")
+
+
+def children(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
 def test_a_worker_forks_with_the_callers_arguments_environment_folder_and_output(bin: Path):
     node = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = subprocess.Popen([sys.executable, "-c", DOES, str(bin), str(node.pid)])
@@ -54,6 +68,11 @@ def test_a_worker_forks_with_the_callers_arguments_environment_folder_and_output
         assert done.stderr == "to err\n"
         seen.append(pid)
     assert len({*seen, process.pid}) == 3
+    interrupted(bin)
+    end = time.monotonic() + 300
+    while children(process.pid):
+        assert time.monotonic() < end
+        time.sleep(0.05)
     (bin / worker.SOCKET).unlink()
     (bin / worker.SOCKET).touch()  # another node's, started since
     node.communicate(b"\n")

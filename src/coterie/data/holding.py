@@ -440,3 +440,11 @@ def hold(
     )
     made.check()
     return made
+
+
+def fit(declared: Population, schema: Schema) -> None:
+    """Refuse models that take no samples of this form, or have no output for its last class."""
+    sample = torch.zeros(1, *schema.sample, dtype=DTYPES[schema.dtype])
+    value = declared.targets.new_zeros(1, *declared.targets.shape[1:])
+    target = torch.tensor([len(schema.classes) - 1]) if schema.classes else value
+    hold(declared, {key: {"train": (sample, target)} for key in declared.keys})

@@ -16,6 +16,7 @@ import argparse
 import importlib.metadata
 import os
 import shlex
+import ssl
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,12 @@ from typing import Any
 from coterie.asks import ABSENT, LATE, MALFORMED, REFUSED
 from coterie.errors import CoterieError, SettingError
 from coterie.fleet.remote import Reply
+from coterie.settings import whole
 
 VERSION = "1.41"  # of flwr; tests/fleet/test_flower.py guards that it is the one that is pinned and installed
 PAUSE = 0.2  # seconds between looks for replies
 GREETING = 30.0  # seconds that a round waits for a node that it does not know
+SILENCE = 120.0  # seconds after which a silent node is asked something small; each time twice as long
 LIFE = 12 * 3600.0  # seconds that Flower keeps a message
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -62,34 +65,48 @@ def needed() -> None:
 class Nodes:
     """Carries blocks to Flower nodes and back: the transport of a RemoteFleet, inside a Flower run.
 
-    A node takes one message at a time. One that did not answer in time is out until it has, or is connected anew: so a
-    node that hangs, or answers nothing on purpose, makes the others wait once.
+    A node takes one message at a time. One that did not answer in time is out until it has, or what it was sent is
+    known to be lost: so a node that hangs, or answers nothing on purpose, makes the others wait once.
+
+    Flower calls a message lost only if one looks while its node is away. What a node lost on its way, or was given
+    before it came back under the same key between two looks, would be waited for until the message's own end. So a
+    silent node is greeted: it answers in the order of what it was sent, and what it then still owes does not come.
     """
 
     def __init__(self, grid: Any, deadline: float, tell: Callable[[str], None] = lambda message: None) -> None:
         self.grid, self.deadline, self.tell = grid, deadline, tell
         self._late: dict[str, str] = {}  # message → node
         self._greeted: dict[str, str] = {}
+        self._greeting = b""
+        self._probes: dict[str, tuple[str, set[str]]] = {}  # greeting of a silent node → it, and what it then owed
+        self._spoken: dict[str, float] = {}  # node → when it was last sent anything
+        self._lost: set[str] = set()  # messages
 
     def there(self) -> Sequence[str]:
         """The ids of the nodes that are connected and owe nothing."""
-        self._pulled(self._late, 0)
-        owing = set(self._late.values())
+        owing = self._owing()
         return [node for node in map(str, self.grid.get_node_ids()) if node not in owing]
 
     def exchange(self, blocks: Mapping[str, bytes]) -> Mapping[str, Reply]:
-        """One message to each node; what came back before the deadline."""
-        sent = self._pushed(blocks)
-        gone = set(blocks) - set(sent.values())
+        """One message to each node that owes nothing; what came back before the deadline."""
+        owing = self._owing()
+        sent = self._pushed({node: block for node, block in blocks.items() if node not in owing})
+        gone = set(blocks) - set(sent.values()) - owing
         replies = self._pulled(sent, self.deadline)
         self._late |= sent
         return {n: replies.get(n, Reply(reason=ABSENT if n in gone else LATE)) for n in blocks}
 
     def greet(self, addresses: Sequence[str], block: bytes) -> Mapping[str, Reply]:
         """One message to each node that has none yet; nobody waits long for a stranger, and not twice."""
+        self._greeting = block
         new = [node for node in addresses if node not in self._greeted.values()]
         self._greeted |= self._pushed(dict.fromkeys(new, block))
         return self._pulled(self._greeted, min(GREETING, self.deadline) if new else 0)
+
+    def _owing(self) -> set[str]:
+        """The nodes whose answers are late, after a look for those."""
+        self._pulled(self._late, 0)
+        return set(self._late.values())
 
     def _pushed(self, blocks: Mapping[str, bytes]) -> dict[str, str]:
         """Which message went to which node."""
@@ -100,6 +117,7 @@ class Nodes:
             for name in self.grid.push_messages([Message(_packed(block), int(node), ACTION, ttl=LIFE)]):
                 if name:
                     sent[name] = node
+            self._spoken[node] = time.monotonic()
         return sent
 
     def _pulled(self, sent: dict[str, str], seconds: float) -> dict[str, Reply]:
@@ -107,21 +125,45 @@ class Nodes:
         end = time.monotonic() + seconds
         replies: dict[str, Reply] = {}
         while sent:
-            for message in self.grid.pull_messages(list(sent)):
-                node = sent.pop(message.metadata.reply_to_message_id, None)
-                if node is not None:
+            self._probe(sent)
+            for message in self.grid.pull_messages([*sent, *self._probes]):
+                name = message.metadata.reply_to_message_id
+                if name in sent:
+                    node = sent.pop(name)
                     replies[node] = self._read(node, message)
+                elif name in self._probes:
+                    _, owed = self._probes.pop(name)
+                    if not _away(message):
+                        self._lost |= owed
+            for name in self._lost & set(sent):
+                self._lost.discard(name)
+                node = sent.pop(name)
+                replies[node] = Reply(reason=ABSENT)
+                self.tell(f"node {node}: what it was sent got lost")
             if not sent or time.monotonic() >= end:
                 break
             time.sleep(PAUSE)
         return replies
 
+    def _probe(self, sent: Mapping[str, str]) -> None:
+        """Greet the nodes that have been silent for long."""
+        for node in set(sent.values()) if self._greeting else ():
+            before = sum(to == node for to, _ in self._probes.values())
+            if time.monotonic() - self._spoken[node] >= SILENCE * 2**before:
+                owed = {name for name, to in sent.items() if to == node}
+                self._probes |= dict.fromkeys(self._pushed({node: self._greeting}), (node, owed))
+
     def _read(self, node: str, message: Any) -> Reply:
         if message.has_error():
             self.tell(f"node {node}: {message.error.reason}")
-            return Reply(reason=ABSENT if message.error.code == _GONE else REFUSED)
+            return Reply(reason=ABSENT if _away(message) else REFUSED)
         block = _unpacked(message)
         return Reply(reason=MALFORMED) if block is None else Reply(block)
+
+
+def _away(message: Any) -> bool:
+    """Whether Flower, and not the node, has answered: it is not there."""
+    return bool(message.has_error() and message.error.code == _GONE)
 
 
 def server_app(main: Callable[[Any, Mapping[str, Any]], None]) -> Any:
@@ -266,6 +308,9 @@ def _shown(value: str) -> str:
     return f'"{value}"' if "$" in value else shlex.quote(value)
 
 
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
 @dataclass(frozen=True)
 class Link:
     """Where the server is, and how one knows that it is the one: without certificates only on this machine."""
@@ -278,8 +323,9 @@ class Link:
     known_nodes: bool = False  # only nodes whose keys are registered
 
     def __post_init__(self) -> None:
-        """Refuse what would be open to everyone."""
-        if not self.ca and self.host not in ("127.0.0.1", "localhost", "::1"):
+        """Refuse what would be open to everyone, or to nobody."""
+        whole("port", self.port, 1, 65_535)
+        if not self.ca and self.host not in LOCAL:
             raise SettingError(
                 f"a server at {self.host} needs certificates: --certificates DIR with ca.crt, server.pem and server.key"
             )
@@ -324,6 +370,7 @@ def submit(link: Link, home: Path, app: Path, settings: Mapping[str, str]) -> Co
 
 def register(home: Path, public_key: Path) -> Command:
     """Let the node with this key in."""
+    check_key(public_key, private=False)
     return Command(("flwr", "supernode", "register", str(public_key.absolute()), "coterie"), _around(home))
 
 
@@ -331,12 +378,48 @@ def supernode(
     server: str, site: Path, home: Path, *, port: int, ca: str = "", key: str = "", programs: Path | None = None
 ) -> Command:
     """A site's node. `programs` is the folder of its own flwr-clientapp."""
+    _check_server(server, ca)
+    whole("--port", port, 1, 65_535)
+    if key:
+        if not ca:
+            raise SettingError("--key goes with --ca: Flower checks keys over TLS only")
+        check_key(Path(key), private=True)
     words = ["flower-supernode", "--superlink", server, "--host", "127.0.0.1", "--port", str(port)]
     words += ["--root-certificates", ca] if ca else ["--insecure"]
     if key:
         words += ["--auth-supernode-private-key", key]
     words += ["--node-config", f'site="{site.absolute()}"']
     return Command(tuple(words), _around(home, *([] if programs is None else [programs])))
+
+
+def _check_server(server: str, ca: str) -> None:
+    """Refuse what is no address, a server that anyone could pose as, and a certificate that is none."""
+    host, _, port = server.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise SettingError(f"the server is HOST:PORT, such as coterie.example:9092, not {server!r}")
+    if not ca and host.strip("[]") not in LOCAL:
+        raise SettingError(f"anyone could pose as {host}: give its authority's certificate, --ca FILE")
+    if ca:
+        try:
+            ssl.create_default_context(cafile=ca)
+        except ssl.SSLError:
+            raise SettingError(f"--ca: {ca} holds no certificate") from None
+
+
+def check_key(path: Path, *, private: bool) -> None:
+    """Refuse what Flower takes for no node's key."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    try:
+        text = path.read_bytes()
+        key: object = load_ssh_private_key(text, None) if private else load_ssh_public_key(text)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey if private else ec.EllipticCurvePublicKey):
+        half = "private" if private else "public"
+        raise SettingError(f"{path} is no node's {half} key: ssh-keygen -t ecdsa -b 384 -N '' -f FILE makes one")
 
 
 SERVER = """\

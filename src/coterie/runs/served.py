@@ -22,13 +22,14 @@ import torch
 from rich.console import Console
 
 import coterie
+from coterie.data import holding
 from coterie.errors import CoterieError, RecordError, SettingError
-from coterie.experiments import reader, toml
+from coterie.experiments import populations, reader, toml
 from coterie.experiments.reader import Experiment
 from coterie.fleet import flower
 from coterie.fleet.base import Fleet
 from coterie.fleet.flower import Command, Link
-from coterie.fleet.remote import Heard, RemoteFleet, Transport, declared
+from coterie.fleet.remote import Heard, InProcess, RemoteFleet, Transport, declared
 from coterie.fleet.wire import Precision
 from coterie.runs import files
 from coterie.runs.listeners import Terminal
@@ -36,7 +37,7 @@ from coterie.runs.study import Study
 from coterie.settings import build, real, whole
 
 SERVER, LOG = "server", "server.log"
-START = 120.0  # seconds that Flower's server may take to listen
+START = 600.0  # seconds that Flower's server may take to listen: it says itself when it cannot
 STOP = 30.0  # and to end
 PDEATHSIG = 1  # of Linux's prctl: be sent this signal when the parent is gone
 
@@ -60,6 +61,11 @@ class Serving:
         real("patience", self.patience, 0)
         real("deadline", self.deadline, 0)
 
+    @property
+    def keys(self) -> list[Path]:
+        """The public keys of nodes that are let in."""
+        return sorted(Path(self.node_keys).glob("*.pub")) if self.node_keys else []
+
 
 class Served(Study):
     """One experiment with real sites, in one folder."""
@@ -69,19 +75,17 @@ class Served(Study):
     tell = staticmethod(lambda message: None)
 
     def __init__(self, out: Path, experiment: Experiment, device: str, serving: Serving | None = None) -> None:
+        _servable(experiment)
         super().__init__(out, experiment, device)
         self.serving = serving or Serving()
         self.heard = Heard()
-        if experiment.given["population"].get("kind") != "sites":
-            raise SettingError(f"{experiment.source}: only [population] kind = 'sites' can be served")
-        if experiment.budget.checkpoint_every != 1:
-            raise SettingError(f"{experiment.source}: run.checkpoint_every must be 1: sites go back a few rounds only")
 
     @classmethod
     def prepared(
         cls, experiment: Experiment, out: Path | None, serving: Serving, *, device: str = "cpu", command: str = ""
     ) -> "Served":
         """A folder with the experiment as its sites must have it."""
+        _tried(experiment, serving)
         named = replace(serving, name=f"{experiment.name}-{secrets.token_hex(8)}")
         made = cls.begin(experiment, out, device=device, command=command, serving=named)
         assert isinstance(made, Served)
@@ -134,9 +138,8 @@ class Served(Study):
 
     def commands(self) -> tuple[Command, ...]:
         """The server, who is let in, and last the run."""
-        link, keys = self.serving.link, self.serving.node_keys
-        app = self.out / SERVER / "coterie-app"
-        known = [flower.register(self.home, key) for key in sorted(Path(keys).glob("*.pub"))] if keys else []
+        link, app = self.serving.link, self.out / SERVER / "coterie-app"
+        known = [flower.register(self.home, key) for key in self.serving.keys]
         run = flower.submit(link, self.home, app, {"study": str(self.out.absolute())})
         return flower.superlink(link, self.home, self.out / SERVER / "bin"), *known, run
 
@@ -186,6 +189,30 @@ class Served(Study):
             time.sleep(0.1)
 
 
+def _servable(experiment: Experiment) -> None:
+    """Refuse what sites cannot take part in."""
+    if experiment.given["population"].get("kind") != "sites":
+        raise SettingError(f"{experiment.source}: only [population] kind = 'sites' can be served")
+    if experiment.budget.checkpoint_every != 1:
+        raise SettingError(f"{experiment.source}: run.checkpoint_every must be 1: sites go back a few rounds only")
+
+
+def _tried(experiment: Experiment, serving: Serving) -> None:
+    """Refuse now what would otherwise come out when all sites have prepared, approved and joined."""
+    _servable(experiment)
+    population = experiment.population(experiment.budget.seeds[0])
+    if (serving.least or 0) > population.n:
+        raise SettingError(f"--least {serving.least}: {experiment.source} declares {population.n} clients")
+    for key in serving.keys:
+        flower.check_key(key, private=False)
+    try:
+        holding.fit(population, populations.schema_of(experiment.given["population"]["data"]))
+        for name in experiment.algorithms:
+            experiment.algorithm(name, **population.told).init(RemoteFleet(declared(population), InProcess({})))
+    except CoterieError as error:
+        raise SettingError(f"{experiment.source}: {str(error).removeprefix(f'{experiment.source}: ')}") from None
+
+
 def _started(command: Command, log: IO[bytes] | None = None) -> "subprocess.Popen[bytes]":
     """A process that hears no Ctrl-C of its own, and does not outlive this one where the system can see to that."""
     follow = (
@@ -210,7 +237,10 @@ def listening(link: Link) -> bool:
     """Whether something listens there."""
     with socket.socket(socket.AF_INET6 if ":" in link.host else socket.AF_INET) as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex((link.host, link.port)) == 0
+        try:
+            return probe.connect_ex((link.host, link.port)) == 0
+        except socket.gaierror:
+            raise SettingError(f"--host {link.host}: no address of this name is known here") from None
 
 
 def main(grid: Any, settings: Mapping[str, Any]) -> None:

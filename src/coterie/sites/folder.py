@@ -111,6 +111,7 @@ class SiteFolder:
                 (folder / name).mkdir(parents=True, exist_ok=True)
             if not (folder / SECRET).exists():
                 files.write(folder / SECRET, secrets.token_bytes(32))
+                (folder / SECRET).chmod(stat.S_IRUSR | stat.S_IWUSR)
             files.write(folder / EXPERIMENT, text.encode())
             program = folder / PROGRAMS / "flwr-clientapp"
             files.write(program, worker.program().encode())

@@ -348,8 +348,8 @@ class Site:
         limits = self.limits
         if ask.kind not in limits.kinds:
             raise WireError(f"this site answers no {ask.kind}")
-        if isinstance(ask.models, Own) and isinstance(ask, Fit) and ask.give == "rows" and not limits.own_rows:
-            raise WireError("a model that lives at this site stays here")
+        if isinstance(ask.models, Own) and isinstance(ask, Fit) and ask.give != "nothing" and not limits.own_rows:
+            raise WireError("a model that lives at this site stays here")  # an update with a strong pull is that model
         if not isinstance(ask, (Gradient, Loss, Fit, Evaluate)):
             return
         batch = _batch(ask)

@@ -83,7 +83,9 @@ def _become(connection: socket.socket, main: Callable[[], object]) -> None:
         size, handles, _, _ = socket.recv_fds(connection, 8, 3)
         told = b""
         while len(told) < int.from_bytes(size, "little"):
-            told += connection.recv(1 << 16)
+            if not (more := connection.recv(1 << 16)):
+                return  # it was ended before it had said what it wants
+            told += more
         arguments, environment, folder = json.loads(told)
         for number, handle in enumerate(handles):
             os.dup2(handle, number)
