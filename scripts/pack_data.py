@@ -90,7 +90,8 @@ class Split(io.RawIOBase):
 def pack(name: str, source: Path, out: Path, size: int) -> list[Path]:
     """Cut one data set into parts of at most `size` bytes, the index included."""
     if not (source / "manifest.json").is_file():
-        sys.exit(f"data set {name} is not in {source.parent}; fetch it first: coterie data get {name}")
+        here = ", ".join(sorted(path.parent.name for path in source.parent.glob("*/manifest.json"))) or "nothing"
+        sys.exit(f"data set {name} is not in {source.parent}, only {here}; fetch it first: coterie data get {name}")
     if old := sorted(out.glob(f"{name}-[0-9][0-9]")):
         sys.exit(f"{old[0]} is there already; remove it, or give another --out")
     files = sorted(path for path in source.rglob("*") if path.is_file())
@@ -105,19 +106,24 @@ def pack(name: str, source: Path, out: Path, size: int) -> list[Path]:
     ]
     split = Split(out, name, size - 65536)
     packer = lzma.LZMACompressor(preset=4)
-    for path, facts in zip(files, told, strict=True):
-        with path.open("rb") as file:
-            split.write(packer.compress(file.read(head(path, facts["row"]))))
-            for block in blocks(file, facts["row"]):
-                if facts["row"]:
-                    block = np.diff(block, axis=1, prepend=np.uint8(0))
-                split.write(packer.compress(block.tobytes()))
-    split.write(packer.flush())
-    split.end()
-    parts = [{"size": part.stat().st_size, "sha256": sha(part)} for part in split.parts]
-    for number, part in enumerate(split.parts):
-        index = {"data": name, "part": number, "parts": parts, "files": told}
-        (part.parent / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    try:
+        for path, facts in zip(files, told, strict=True):
+            with path.open("rb") as file:
+                split.write(packer.compress(file.read(head(path, facts["row"]))))
+                for block in blocks(file, facts["row"]):
+                    if facts["row"]:
+                        block = np.diff(block, axis=1, prepend=np.uint8(0))
+                    split.write(packer.compress(block.tobytes()))
+        split.write(packer.flush())
+        split.end()
+        parts = [{"size": part.stat().st_size, "sha256": sha(part)} for part in split.parts]
+        for number, part in enumerate(split.parts):
+            index = {"data": name, "part": number, "parts": parts, "files": told}
+            (part.parent / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    except BaseException:
+        for part in split.parts:
+            shutil.rmtree(part.parent, ignore_errors=True)
+        raise
     return [part.parent for part in split.parts]
 
 
@@ -147,8 +153,13 @@ def join(folders: list[Path], base: Path) -> Path:
     """Put the parts together again, as a data set that is ready to open."""
     found = {}
     for folder in folders:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        found[index.pop("part")] = (folder / "part.xz", index)
+        if not (folder / INDEX).is_file():
+            sys.exit(f"{folder} is no part: there is no {INDEX} in it")
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            found[index.pop("part")] = (folder / "part.xz", index)
+        except (ValueError, KeyError, AttributeError):
+            sys.exit(f"{folder / INDEX} is damaged; bring this part again")
     index = next(iter(found.values()))[1]
     if any(other != index for _, other in found.values()):
         sys.exit("these parts are not of one and the same data set")
@@ -215,4 +226,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as problem:
+        sys.exit(str(problem))

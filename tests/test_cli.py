@@ -1,4 +1,5 @@
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -123,10 +124,14 @@ def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch):
         cli.main()
 
 
-def test_lists_and_show(coterie):
+def test_lists_and_show(coterie, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
     assert "quickstart" in coterie("list")[1]
     assert "oracle" in coterie("list", "algorithms")[1]
-    assert "digits" in coterie("list", "data")[1]
+    listed = coterie("list", "data")[1]
+    assert re.search(r"digits .* library .*CC BY 4\.0", listed)
+    assert re.search(r"cifar10 +CIFAR-10 +no +184\.8 .* official", listed)
+    assert f"In {tmp_path}"[:20] in listed
     code, out, _ = coterie("show", "quickstart", "--set", "fedavg.server_lr=0.5", "--quick")
     assert code == 0
     assert "server_lr = 0.5" in out

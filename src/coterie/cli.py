@@ -165,13 +165,14 @@ def list_(
             text = (sys.modules[kind.__module__].__doc__ or "").strip().splitlines()[0]
             table.add_row(name, text + (f" Also {', '.join(variants)}." if variants else ""))
     elif what == "data":
-        from coterie.data.sources import listing
+        from coterie.data.sources import listing, root
 
-        for column in ("data set", "title", "here", "MB", "licence", "sources"):
-            table.add_column(column)
+        for column in ("data set", "title", "here, from", "MB", "licence", "sources"):
+            table.add_column(column, no_wrap=column == "data set")
         for entry in listing():
-            here, size = "yes" if entry.here else "no", f"{entry.size / 1e6:,.0f}"
+            here, size = entry.source if entry.here else "no", f"{entry.size / 1e6:,.1f}"
             table.add_row(entry.name, entry.title, here, size, entry.licence, ", ".join(entry.sources))
+        table.caption, table.caption_justify = f"In {root()}; more come with: coterie data get NAME", "left"
     else:
         raise SettingError(f"there is no list of {what!r}: {hint(what, ['experiments', 'algorithms', 'data'])}")
     Console().print(table)

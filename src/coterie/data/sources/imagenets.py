@@ -113,7 +113,11 @@ def mini_csv(folder: Path, out: Writer, progress: Progress, *, held: int = 100) 
     for part in _SPLITS:
         if f"{part}.csv" not in lists:
             raise DataError(f"MiniImageNet: {part}.csv is missing from {_MINI} in {folder}")
-        for row in csv.DictReader(io.StringIO(lists[f"{part}.csv"])):
+        try:
+            rows = list(csv.DictReader(io.StringIO(lists[f"{part}.csv"])))
+        except csv.Error as problem:
+            raise DataError(f"MiniImageNet: {part}.csv is no table: {problem}") from problem
+        for row in rows:
             name, wnid = row.get("filename") or "", row.get("label") or ""
             if name not in pictures or not wnid:
                 raise DataError(

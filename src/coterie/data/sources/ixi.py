@@ -41,7 +41,7 @@ def _division(folder: Path) -> dict[int, str]:
     rows = csv.DictReader(io.StringIO(places[0].read_text(encoding="utf-8", errors="replace")))
     try:
         return {int(row["Patient ID"]): row["Split"] for row in rows}
-    except (KeyError, TypeError, ValueError) as problem:
+    except (csv.Error, KeyError, TypeError, ValueError) as problem:
         raise DataError(f"{_DIVISION} must have the columns Patient ID and Split: {problem}") from problem
 
 

@@ -88,7 +88,7 @@ def _zip(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
             safe(path.name, member.filename)
             if (member.external_attr >> 16) & _KIND == _LINK:
                 raise DataError(f"{path.name}: the member {member.filename!r} is a link; the archive is refused")
-        for member in members:
+        for member in sorted(members, key=lambda member: PurePosixPath(member.filename)):  # as `tree` has them
             name = safe(path.name, member.filename)
             if not member.is_dir() and wanted(name):
                 with archive.open(member) as file:
@@ -125,7 +125,7 @@ def _deb(path: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
 
 
 def members(path: Path, wanted: Wanted = lambda name: True) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the wanted members of a .tar, .tgz, .zip, .whl or .deb, in the archive's order."""
+    """Names and contents of the wanted members of a .tar, .tgz or .deb in its order, of a .zip or .whl by name."""
     with _reading(path):
         if path.suffix in (".zip", ".whl"):
             yield from _zip(path, wanted)
