@@ -191,7 +191,7 @@ def test_a_hostile_site_harms_nobody_and_one_that_comes_and_goes_has_its_row_whe
         begin = allowed = draw.randrange(1, 3)
         deployment.allow(allowed)
         words = ["serve", str(deployment.given), "--out", str(deployment.out), "--port", str(deployment.port)]
-        words += ["--least", "3", "--deadline", "180"]
+        words += ["--least", "3", "--deadline", "120"]
         server = deployment.start("serve", [*played("servers", "paced"), *words])
         deployment.until(f"round {begin}", lambda: checkpoints(deployment) >= begin)
         deployment.join("at-east")
