@@ -9,6 +9,7 @@ and deviation over seeds. Heat maps are of the first seed, clients by their true
 """
 
 import argparse
+import math
 import shlex
 import statistics
 import sys
@@ -124,7 +125,9 @@ def main() -> None:
     for name, values in table.items():
         for t in options.rounds:
             if t in values:
-                print(f"{name}, round {t}: L1 {values[t]['l1']:.3f}, right peers {values[t]['right_peers']:.0%}")
+                right = values[t]["right_peers"]
+                more = "" if math.isnan(right) else f", right peers {right:.0%}"  # nobody has any
+                print(f"{name}, round {t}: L1 {values[t]['l1']:.3f}{more}")
     if options.json:
         files.write_json(options.json, {"command": shlex.join(["python", *sys.argv]), "rounds": table})
     if options.figure:
