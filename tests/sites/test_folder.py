@@ -158,6 +158,8 @@ def edited(path: Path, old: str, new: str) -> None:
     [
         (lambda d: None, "site approve N 00", "has the hash"),
         (lambda d: None, "site join N 127.0.0.1:1 --print", "not approved yet: read N/experiment.toml"),
+        (lambda d: [SiteFolder(d / "N").approve(SiteFolder(d / "N").hash), (d / "N/bin/flwr-agentapp").unlink()],
+         "site join N 127.0.0.1:1 --print", "no flwr-agentapp, in whose place Flower's own would run"),
         (lambda d: edited(d / "north.csv", "yes", "no"), "site check N", "has changed since it was prepared"),
         (lambda d: edited(d / "wards.toml", "0.25", "0.3"), PREPARE, "a site of another experiment"),
         (lambda d: edited(d / "N/site.toml", "per_round", "per_rond"), "site check N", "did you mean per_round?"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -31,8 +32,9 @@ worker.serve(Path(sys.argv[1]), main, int(sys.argv[2]))
 def bin(tmp_path: Path) -> Path:
     folder = tmp_path / ("a long name " * 12) / "bin"  # longer than the path of a socket may be
     folder.mkdir(parents=True)
-    (folder / "flwr-clientapp").write_text(worker.program())
-    (folder / "flwr-clientapp").chmod(0o700)
+    for name, text in worker.programs().items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o700)
     return folder
 
 
@@ -84,3 +86,19 @@ def test_a_worker_forks_with_the_callers_arguments_environment_folder_and_output
 def test_without_a_worker_the_program_does_it_itself(bin: Path):
     done = call(bin, "--help", who="")
     assert "--runtime-api-address" in done.stdout
+
+
+def test_whatever_a_node_is_told_to_start_is_the_sites_own_and_only_one_of_them_does_anything(bin: Path):
+    """A server that calls its run an agent's would otherwise have the code it sent run."""
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+    from flwr.supercore.superexec.plugin import AutoExecPlugin
+
+    started = {TASK_TYPE_TO_COMMAND[TaskType(kind)] for kind in AutoExecPlugin.supported_task_types}
+    path = f"{bin}{os.pathsep}{Path(sys.executable).parent}"
+    for name in started:
+        assert shutil.which(name, path=path) == str(bin / name)
+        if name != "flwr-clientapp":
+            done = subprocess.run(
+                [name, "--token", "x"], env={"PATH": path}, capture_output=True, text=True, timeout=300
+            )
+            assert (done.returncode, done.stderr) == (1, "this site runs no code that it was sent\n")

@@ -8,6 +8,8 @@ whoever starts runs or lets nodes in, knock at one port of Flower's; `Doors` let
 Site: a Flower node starts a new process for every message, installs the app that came with it, and imports that. Ours
 does not: `clientapp` is what a site's node runs in place of Flower's command, and it answers with the site's own
 Coterie. Nothing that was sent is unpacked or imported, let alone run; what it was asked is in `coterie.sites.site`.
+A server can say that a run is of another kind (an agent's), for which a node starts another of Flower's commands, with
+the code that came along: at a site, programs that refuse stand in the place of all of those (`OTHERS`).
 
 Blocks travel as one array of bytes, which Flower cuts into chunks.
 """
@@ -41,6 +43,8 @@ QUIET = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # Flower's own: a second
 }
 ACTION = "query.coterie"  # the type of our messages
+CLIENTAPP = "flwr-clientapp"  # what a node starts for a message
+OTHERS = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")  # if the server says so
 _BLOCK = "block"
 _GONE = 5  # flwr.common.constant.ErrorCode.NODE_UNAVAILABLE
 
@@ -256,7 +260,7 @@ def clientapp(app: Any) -> None:
     process = ready()
     process.install_from_fab = process.install_app_dependencies = nothing
     process.get_load_client_app_fn = lambda **_: lambda *_: app
-    parser = argparse.ArgumentParser("flwr-clientapp")  # Flower's own lives where half of Flower is imported
+    parser = argparse.ArgumentParser(CLIENTAPP)  # Flower's own lives where half of Flower is imported
     parser.add_argument("--runtime-api-address", required=True)
     add_args_flwr_app_common(parser=parser)
     given = parser.parse_args()
@@ -380,6 +384,9 @@ def supernode(
     """A site's node. `programs` is the folder of its own flwr-clientapp."""
     _check_server(server, ca)
     whole("--port", port, 1, 65_535)
+    for name in (CLIENTAPP, *OTHERS):
+        if programs is not None and not (programs / name).is_file():
+            raise FlowerError(f"{programs} has no {name}, in whose place Flower's own would run: prepare the site anew")
     if key:
         if not ca:
             raise SettingError("--key goes with --ca: Flower checks keys over TLS only")

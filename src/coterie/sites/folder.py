@@ -6,6 +6,7 @@ secret             32 random bytes that seed the site's own draws; never leaves
 data/KEY.safetensors   made ready once, so that a process that answers one message need not read tables or images
 public/NAME.safetensors   inputs that everyone holds
 bin/flwr-clientapp     what Flower's node starts for each message: this site's own Coterie (coterie.sites.worker)
+bin/flwr-…             what it would start for work of other kinds: nothing
 state/, log.jsonl      see coterie.sites.site
 """
 
@@ -113,9 +114,9 @@ class SiteFolder:
                 files.write(folder / SECRET, secrets.token_bytes(32))
                 (folder / SECRET).chmod(stat.S_IRUSR | stat.S_IWUSR)
             files.write(folder / EXPERIMENT, text.encode())
-            program = folder / PROGRAMS / "flwr-clientapp"
-            files.write(program, worker.program().encode())
-            program.chmod(stat.S_IRWXU)
+            for name, program in worker.programs().items():
+                files.write(folder / PROGRAMS / name, program.encode())
+                (folder / PROGRAMS / name).chmod(stat.S_IRWXU)
         parts = {f"{split}/{what}": t for split, pair in found.samples.items()
                  for what, t in zip(("inputs", "targets"), pair, strict=True)}  # fmt: skip
         files.write(folder / DATA / f"{key}.safetensors", encode(parts))

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from coterie.fleet.flower import CLIENTAPP, OTHERS
+
 SOCKET = "worker"
 PAUSE = 1.0  # seconds between looks whether the node is still there
 
@@ -41,11 +43,19 @@ else:
     worker.sendall(told)
     worker.recv(1)  # until it is done
 """
+REFUSAL = """\
+#!{python}
+# Flower starts this for work of another kind, which is done by code that was sent.
+import sys
+
+sys.exit("this site runs no code that it was sent")
+"""
 
 
-def program() -> str:
-    """The text of flwr-clientapp."""
-    return PROGRAM.format(python=sys.executable, socket=SOCKET)
+def programs() -> dict[str, str]:
+    """What Flower's node finds where it looks for its own commands: their names and texts."""
+    refusal = REFUSAL.format(python=sys.executable)
+    return {CLIENTAPP: PROGRAM.format(python=sys.executable, socket=SOCKET)} | dict.fromkeys(OTHERS, refusal)
 
 
 def serve(folder: Path, main: Callable[[], object], node: int) -> None:
