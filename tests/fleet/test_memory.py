@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,6 +83,39 @@ def test_where_not_even_one_model_fits_it_is_said() -> None:
     fleet = Tight(people())
     with pytest.warns(UserWarning, match="going on with 1"), pytest.raises(DeviceError, match="not even one"):
         answers(fleet)
+
+
+class Roomy(StackedFleet):
+    """There is room for the samples of three pairs, as a GPU, its libraries or a compiler would say it."""
+
+    said = "CUDA out of memory"
+
+    def _gradient_step(self, *args: object) -> Callable[..., Any]:
+        step = super()._gradient_step(*args)  # type: ignore[arg-type]
+
+        def tight(rows: torch.Tensor, buffers: Any, key: Any, samples: torch.Tensor, *rest: Any) -> Any:
+            if samples.numel() > 3 * 4:
+                raise RuntimeError(self.said)
+            return step(rows, buffers, key, samples, *rest)
+
+        return tight
+
+
+@pytest.mark.parametrize("said", ["CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"])
+def test_a_sum_whose_samples_do_not_fit_at_once_is_added_up(said: str) -> None:
+    """One gradient of all pairs' losses is the fast way; apart they take less memory at once."""
+    people_here = people()
+    fleets = [StackedFleet(people_here), Roomy(people_here)]
+    fleets[1].said = said  # type: ignore[attr-defined]
+    sums = []
+    for fleet in fleets:
+        fleet.begin(0)
+        into = torch.zeros(CLIENTS, dtype=torch.long)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sums.append(fleet.ask(Gradient(fleet.everyone, fleet.initial()[0], 4, give="sum", into=into)).sums)
+    assert fleets[1]._most == 3
+    torch.testing.assert_close(*sums)
 
 
 def test_other_errors_are_not_taken_for_it() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_map
 
 from coterie import draws
 from coterie.asks import NONFINITE, OK, Answer, Ask, Distil, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
@@ -73,8 +74,8 @@ class StackedFleet(Fleet):
         self.autocast = autocast
         self.compile = device.type == "cuda" if compile is None else compile
         self.chunk = chunk
-        self._tried = 1  # rows at once, of the chunk that was begun last
-        self._most: int | None = None  # rows at once since memory ran out
+        self._tried = 1  # pairs at once, in the chunk that was begun last
+        self._most: int | None = None  # pairs at once since memory ran out
         self._inputs = _store(population.inputs, device, dtype)
         self._targets = _store(population.targets, device, dtype)
         if population.stream_clients is not None:
@@ -85,6 +86,7 @@ class StackedFleet(Fleet):
         self._memory: Rows = {}  # what clients remember, by name; never changed in place
         self._steps: dict[Any, Callable[..., Any]] = {}
         self._taps: dict[int, Taps] = {}
+        self._seen: set[int] = set()  # stacks whose module was seen to run under vmap
 
     def _build(self, a: int) -> _Stack:
         clients = (self._architecture == a).nonzero().flatten()
@@ -231,12 +233,16 @@ class StackedFleet(Fleet):
             if len(pairs):
                 yield stack, pairs
 
-    def _rows_at_once(self, stack: _Stack, samples: int) -> int:
-        """How many rows are computed at once: what should fit, and never more than what did not fit before allows."""
-        self._tried = self._should_fit(stack, samples) if self.chunk is None else self.chunk
+    def _rows_at_once(self, stack: _Stack, samples: int, pairs: int = 1) -> int:
+        """How many rows are computed at once: what should fit, and never more than what did not fit before allows.
+
+        Where a row stands for several pairs, whose samples are `samples` together, that may be none.
+        """
+        rows = self._should_fit(stack, samples) if self.chunk is None else self.chunk
         if self._most is not None:
-            self._tried = min(self._tried, self._most)
-        return self._tried
+            rows = min(rows, self._most // pairs)
+        self._tried = rows * pairs
+        return rows
 
     def _should_fit(self, stack: _Stack, samples: int) -> int:
         """How many rows fit: parameters, gradients, moments, and what a batch leaves behind for the backward pass.
@@ -275,16 +281,15 @@ class StackedFleet(Fleet):
             found = self._steps["footprint", stack.number] = lambda: size
         return int(found())
 
-    def _chunks(self, stack: _Stack, pairs: Tensor, samples: int) -> Iterator[tuple[Tensor, int]]:
-        """Pairs in chunks that fit, and how many of each chunk are real.
+    def _chunks(self, stack: _Stack, pairs: Tensor, most: int, pad: bool = True) -> Iterator[tuple[Tensor, int]]:
+        """Pairs in chunks of no more than `most`, and how many of each chunk are real.
 
         A step is compiled for every size it meets, and compiling is slow, so there are few: as many rows as the stack
         has clients (its own gradients have been compiled anyway), a quarter of that, a sixteenth … A rest that fills
         more than half of a size is padded to it with its last pair.
         """
-        most = self._rows_at_once(stack, samples)
         for chunk in pairs.split(most):
-            if not self.compile:
+            if not (self.compile and pad):
                 yield chunk, len(chunk)
                 continue
             size = min(len(stack.clients), most)
@@ -318,9 +323,7 @@ class StackedFleet(Fleet):
         def call(*args: Any) -> Any:
             stack.module.train(train)
             try:
-                with torch.autocast(
-                    self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None
-                ):
+                with self._precision():
                     return vmap(fn, in_dims=tuple(_axes(a) for a in args))(*args)
             except RuntimeError as error:
                 name, line = type(stack.module).__name__, str(error).splitlines()[0]
@@ -334,6 +337,44 @@ class StackedFleet(Fleet):
                 raise
 
         return call
+
+    def _differentiated(
+        self, stack: _Stack, value: Callable[..., Any], argnums: int | tuple[int, ...] = 0
+    ) -> Callable[..., Any]:
+        """Gradients and values of all rows under vmap; of a single row by plain autograd, whose layers cost half.
+
+        That a module can run under vmap is seen once, so that a lone client is refused what many would be refused.
+        """
+        many = self._batched(stack, True, grad_and_value(value, argnums=argnums, has_aux=True))
+        places = (argnums,) if isinstance(argnums, int) else argnums
+
+        def one(*args: Any) -> Any:
+            if self.compile or next(len(p) for i in places for p in args[i].values()) > 1:
+                return many(*args)
+            if stack.number not in self._seen:
+                with torch.no_grad():
+                    self._batched(stack, True, value)(*args)
+                self._seen.add(stack.number)
+            alone = [tree_map(lambda t: t if t is None else t[0], a) for a in args]
+            for i in places:
+                alone[i] = {name: p.detach().requires_grad_() for name, p in alone[i].items()}
+            stack.module.train()
+            with torch.enable_grad(), self._precision():
+                loss, aux = value(*alone)
+            leaves = [p for i in places for p in alone[i].values()]
+            if loss.requires_grad:
+                found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+            else:  # nothing of the model is in it
+                found = tuple(torch.zeros_like(leaf) for leaf in leaves)
+            flat = iter(found)
+            grads = tuple({name: next(flat)[None] for name in alone[i]} for i in places)
+            after = tree_map(lambda t: t.detach()[None], (loss, aux))
+            return (grads[0] if isinstance(argnums, int) else grads), after
+
+        return one
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None)
 
     # ---- Gradient ----------------------------------------------------------------------------------------------------
 
@@ -397,7 +438,10 @@ class StackedFleet(Fleet):
     def _fused_sum(
         self, stack: _Stack, ask: Gradient, pairs: Tensor, place: int, sink: Sink, reason: Tensor, losses: Tensor
     ) -> bool:
-        """Σ weight · gradient as one gradient per sum. False, and nothing done, where any number is not finite."""
+        """Σ weight · gradient as one gradient per sum.
+
+        False, and nothing done, where any number is not finite, or where not even one sum's samples fit in memory.
+        """
         assert ask.into is not None
         assert ask.batch is not None
         assert isinstance(ask.models, Tensor)
@@ -405,14 +449,20 @@ class StackedFleet(Fleet):
         order = torch.argsort(slot, stable=True)
         rank = torch.empty_like(slot)
         rank[order] = torch.arange(len(pairs)) - (torch.cumsum(counts, 0) - counts)[slot[order]]
-        table = torch.full((len(outputs), int(counts.max())), -1)
+        q = int(counts.max())
+        if self.compile:
+            q = _rounded(q, len(stack.clients))
+        most = self._rows_at_once(stack, ask.batch * q, q)
+        if not most:
+            return False
+        table = torch.full((len(outputs), q), -1)
         table[slot, rank] = torch.arange(len(pairs))
         weight = torch.ones(len(pairs), dtype=self.dtype, device=self.device)
         if ask.weights is not None:
             weight = ask.weights.to(self.device, self.dtype)[pairs.to(self.device)]
         step = self._gradient_step(stack, self.online(ask.split))
         done: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        for part in torch.arange(len(outputs)).split(self._rows_at_once(stack, ask.batch * table.shape[1])):
+        for part, real in self._chunks(stack, torch.arange(len(outputs)), most):
             which = table[part]
             missing = which < 0
             chosen = pairs[which.clamp(min=0)]
@@ -421,7 +471,7 @@ class StackedFleet(Fleet):
             local = stack.local[clients]
             draw = None if ask.draw is None else ask.draw[flat]
             samples = self._starts_and_samples(stack, ask, local, flat, place)
-            o, q, b = len(part), table.shape[1], ask.batch
+            o, b = len(part), ask.batch
             shade = _shades(self._sample_keys(stack, local, place, draw), 0, b)
             shade = None if shade is None else shade.view(o, q * b)
             w = weight[which.clamp(min=0).to(self.device)].masked_fill(missing.to(self.device), 0)
@@ -429,7 +479,8 @@ class StackedFleet(Fleet):
             at = chosen[:, 0] if ask.at is None else ask.at[chosen[:, 0]]
             owner = clients.to(self.device).view(o, q).repeat_interleave(b, 1)
             grads, _, each, _ = step(_run(ask.models, at), {}, None, samples.view(o, q * b), owner, shade, spread)
-            mean = each.view(o, q, b).mean(2)
+            part, missing, chosen, grads, w = part[:real], missing[:real], chosen[:real], grads[:real], w[:real]
+            mean = each.view(o, q, b).mean(2)[:real]
             if not bool(finite(grads).all() & torch.isfinite(mean).all()):
                 return False
             done.append((outputs[part].to(self.device), grads, w, mean))
@@ -464,17 +515,18 @@ class StackedFleet(Fleet):
             sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
             separate = bool(stack.fresh) and isinstance(ask, Gradient)  # batch statistics must not see padding
             for kind in [pairs[sizes == size] for size in sizes.unique()] if separate else [pairs]:
-                for part, real in self._chunks(stack, kind, int(sizes.max())):
+                most = self._rows_at_once(stack, self._longest(stack, ask.split, sizes))
+                for part, real in self._chunks(stack, kind, most):
                     yield part, real, *self._whole(stack, ask.split, stack.local[ask.clients[part]])
             return
-        for part, real in self._chunks(stack, pairs, ask.batch):
+        for part, real in self._chunks(stack, pairs, self._rows_at_once(stack, ask.batch)):
             local = stack.local[ask.clients[part]]
             yield part, real, self._starts_and_samples(stack, ask, local, part, place), None
 
     def _whole(self, stack: _Stack, split: str, local: Tensor) -> tuple[Tensor, Tensor | None]:
         """Whole splits, padded to the longest, with weights 1/n where they differ in length."""
         sizes = stack.sizes[split][local]
-        longest = int(sizes.max())
+        longest = self._longest(stack, split, sizes)
         samples = stack.held[split][local.to(self.device), :longest]
         if bool((sizes == longest).all()):
             return samples, None
@@ -483,10 +535,17 @@ class StackedFleet(Fleet):
         samples = torch.where(real, samples, samples[:, :1])
         return samples, real.to(self.dtype) / there
 
+    def _longest(self, stack: _Stack, split: str, sizes: Tensor) -> int:
+        """How many samples whole splits of these sizes are padded to; a compiled step meets few such numbers."""
+        longest = int(sizes.max())
+        if not self.compile or stack.fresh:  # batch statistics must not see padding
+            return longest
+        return _rounded(longest, stack.held[split].shape[1])
+
     def _gradient_step(self, stack: _Stack, online: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor, Rows]]:
         mark = ("gradient", stack.number, online)
         if mark not in self._steps:
-            one = self._batched(stack, True, grad_and_value(self._value(stack), has_aux=True))
+            one = self._differentiated(stack, self._value(stack))
 
             def step(rows: Tensor, buffers: Rows, key: Tensor | None, samples: Tensor, clients: Tensor,
                      shade: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Rows]:  # fmt: skip
@@ -696,20 +755,24 @@ class StackedFleet(Fleet):
             sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
             steps = torch.tensor([ask.steps_for(int(s)) for s in sizes])
             order = torch.argsort(steps, descending=True, stable=True)
-            samples = max(plan.batch or int(sizes.max()), 0 if ask.distil is None else ask.distil.batch)
+            whole = self._longest(stack, ask.split, sizes)
+            samples = max(plan.batch or whole, 0 if ask.distil is None else ask.distil.batch)
             if plan.batch is None and stack.fresh and len(set(sizes.tolist())) > 1:
                 groups = [order[sizes[order] == s] for s in sizes.unique()]
             else:
                 groups = [order]
             for chosen in groups:
-                for part in chosen.split(self._rows_at_once(stack, samples)):
+                ragged = bool(steps[chosen[0]] != steps[chosen[-1]])
+                for part, real in self._chunks(stack, chosen, self._rows_at_once(stack, samples), pad=not ragged):
                     these = pairs[part]
-                    local = stack.local[ask.clients[these]]
                     start = self._rows(stack, ask, these)
-                    there = these.to(self.device)
                     if ask.distil is not None:
-                        choice[there] = self._nearest(stack, ask, these, start)
-                    trained, loss, keep = self._train(stack, ask, these, steps[part], start, place, choice)
+                        choice[these.to(self.device)] = self._nearest(stack, ask, these, start)
+                    trained, loss, keep = self._train(
+                        stack, ask, these, real, steps[part], start, place, choice, ragged
+                    )
+                    these, start = these[:real], start[:real]
+                    local, there = stack.local[ask.clients[these]], these.to(self.device)
                     good = finite(trained) & torch.isfinite(loss)
                     reason[there] = torch.where(good, OK, NONFINITE).to(torch.int8)
                     losses[there] = torch.where(good, loss, 0).to(self.dtype)
@@ -734,9 +797,13 @@ class StackedFleet(Fleet):
         return Answer(reason, rows=rows_out, loss=losses, choice=choice)
 
     def _train(
-        self, stack: _Stack, ask: Fit, pairs: Tensor, steps: Tensor, start: Tensor, place: int, choice: Tensor
-    ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor, Tensor], None]]:
-        """Train some rows side by side, most steps first: at each step the rows still training are a prefix."""
+        self, stack: _Stack, ask: Fit, pairs: Tensor, real: int, steps: Tensor, start: Tensor, place: int,
+        choice: Tensor, ragged: bool,
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor, Tensor], None]]:  # fmt: skip
+        """Train some rows side by side, most steps first: at each step the rows still training are a prefix.
+
+        Of the answer only the first `real` ones are meant; the others pad a chunk of rows with equally many steps.
+        """
         plan, layout = ask.plan, stack.layout
         local = stack.local[ask.clients[pairs]]
         clients = ask.clients[pairs].to(self.device)
@@ -781,7 +848,9 @@ class StackedFleet(Fleet):
 
         def batch(number: int, a: int, b: int) -> tuple[Any, ...]:
             """What a step on some rows is told of data: buffers, keys of dropout, and the batch of this number."""
-            now = samples if plan.batch is None else samples[:, number * plan.batch : (number + 1) * plan.batch]
+            now = samples
+            if plan.batch is not None:  # laid out alike however long the stream was read
+                now = samples[:, number * plan.batch : (number + 1) * plan.batch].contiguous()
             return (
                 {n: v[a:b] for n, v in final.items()},
                 None if drop is None else draws.fold(drop[a:b], number),
@@ -792,7 +861,6 @@ class StackedFleet(Fleet):
             )
 
         ordered = steps.tolist()
-        ragged = bool(ordered) and ordered[0] != ordered[-1]
         active = len(ordered)
         for step in range(most):
             while ordered[active - 1] <= step:
@@ -817,22 +885,23 @@ class StackedFleet(Fleet):
                 total[a:b] += loss
                 for n, v in after.items():
                     final[n][a:b] = v
-        trained = layout.flatten(parameters)
+        trained = layout.flatten({name: p[:real] for name, p in parameters.items()})
 
         def keep(where: Tensor, good: Tensor, reason: Tensor) -> None:
             if final:
-                self._keep_buffers(stack, ask.memory, where, final, good)
+                self._keep_buffers(stack, ask.memory, where, {n: b[:real] for n, b in final.items()}, good)
             if epoch and plan.batch is not None:
-                self._move_on(stack, ask, pairs, steps * plan.batches * plan.batch, reason)
+                self._move_on(stack, ask, pairs[:real], steps[:real] * plan.batches * plan.batch, reason)
             if plan.keep_optimiser:
                 n = len(stack.clients)
-                for name, value in optimiser.state(layout).items():
+                for name, every in optimiser.state(layout).items():
+                    value = every[:real]
                     start = partial(value.new_zeros, (n, *value.shape[1:]))
                     self._write(
                         f"{stack.number}/optimiser/{ask.memory}/{plan.optimiser}/{name}", where, value, good, start
                     )
 
-        return trained, total / steps.clamp(min=1).to(self.device), keep
+        return trained, (total / steps.clamp(min=1).to(self.device))[:real], keep
 
     def _moments(self, stack: _Stack, ask: Fit, local: Tensor, plan: Plan) -> tuple[dict[str, list[Tensor]], Tensor]:
         """The optimiser's moments as each row left them, and how many steps each row has behind it."""
@@ -881,7 +950,7 @@ class StackedFleet(Fleet):
         if bare and self._taps_of(stack).layers:
             self._steps[mark] = self._compiled(self._tapped_step(stack, plan, online))
             return self._steps[mark]
-        one = self._batched(stack, True, grad_and_value(self._value(stack), has_aux=True))
+        one = self._differentiated(stack, self._value(stack))
         layout = stack.layout
 
         def step(parameters: list[Tensor], moments: list[Tensor] | None, buffers: Rows, key: Tensor | None,
@@ -945,7 +1014,7 @@ class StackedFleet(Fleet):
             each = self.task.loss(logits_of(out), y)
             return (each.mean() if w is None else (each * w).sum()), (seen, after)
 
-        one = self._batched(stack, True, grad_and_value(value, argnums=(0, 1), has_aux=True))
+        one = self._differentiated(stack, value, (0, 1))
 
         def step(parameters: list[Tensor], moments: None, buffers: Rows, key: Tensor | None, samples: Tensor,
                  clients: Tensor, shade: Tensor | None, weights_of_samples: Tensor | None, ride: Rows, extra: None,
@@ -1037,8 +1106,9 @@ def _store(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether it was memory: a CPU's allocator has no error of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether it was memory: a CPU's allocator has no error of its own, nor have libraries and compilers."""
+    signs = ("can't allocate memory", "out of memory", "OutOfMemoryError", "STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 def _width(ask: Ask) -> int:
@@ -1057,6 +1127,16 @@ def _powers(count: int) -> Iterator[tuple[int, int]]:
         size = 1 << ((count - start).bit_length() - 1)
         yield start, start + size
         start += size
+
+
+def _rounded(count: int, whole: int) -> int:
+    """The least that is no less than a count, of: the whole, its double, half, quarter … (rounded up)."""
+    size = max(1, whole)
+    while size < count:
+        size *= 2
+    while size > 1 and -(-size // 2) >= count:
+        size = -(-size // 2)
+    return size
 
 
 def _axes(arg: Any) -> Any:
