@@ -61,9 +61,8 @@ def test_other_numbers_of_clients_compile_nothing_new(name: str) -> None:
             pull=Pull(f.initial(False)[c], 0.3), give="update",
         ),
         lambda f, c: Fit(c, f.initial(False)[c], Plan(steps=2, batch=4, optimiser="adam", keep_optimiser=True)),
-        lambda f, c: Gradient(c, f.initial(False)[c], 4, sampling="epoch"),
     ],
-    ids=["momentum, epochs of the stream, a pull", "Adam", "gradients"],
+    ids=["momentum, epochs of the stream, a pull", "Adam"],
 )  # fmt: skip
 def test_padding_leaves_no_trace(ask: Make) -> None:
     """Seven of eight clients fill a chunk of eight: the eighth row is one of theirs again."""
