@@ -72,6 +72,18 @@ def test_a_chunk_that_does_not_fit_is_halved_until_it_does() -> None:
     assert "out of memory with 24 models at once" in done.stderr
 
 
+def test_large_batches_come_in_smaller_chunks() -> None:
+    """What a batch leaves behind for the backward pass counts: a chunk of wide layers stays below a gigabyte."""
+    fleet = StackedFleet(people())
+    (stack,) = fleet._stacks
+    left = 4 * 2 * (2 * WIDE)  # bytes for each sample: two layers of this width in float32, their gradients beside them
+    rows = [fleet._rows_at_once(stack, samples) for samples in (16, 512, 5120)]
+    assert rows == sorted(rows, reverse=True)
+    assert rows[2] >= 1
+    assert rows[1] * 512 * left <= 2**30
+    assert rows[2] * 5120 * left <= 2**30
+
+
 class Tight(StackedFleet):
     """Nothing ever fits."""
 

@@ -32,6 +32,7 @@ from coterie.fleet.taps import Taps
 from coterie.tasks import logits_of
 
 CACHED = 20 << 20  # bytes of parameters side by side on a CPU: more fall out of its caches between two steps
+ROOM = 1 << 30  # bytes that a chunk may take on a CPU, which more would not make faster
 Rows = dict[str, Tensor]  # parameter or buffer name → stacked tensors
 
 
@@ -253,7 +254,7 @@ class StackedFleet(Fleet):
         if self.device.type == "cuda":
             room = torch.cuda.get_device_properties(self.device).total_memory * 0.5
         else:
-            room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.2
+            room = min(ROOM, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.2)
         fit = max(1, int(room // max(1, bytes_each)))
         if self.device.type == "cpu" and not self.compile:
             fit = min(fit, max(8, CACHED // (self.dtype.itemsize * stack.layout.d)))
