@@ -5,7 +5,7 @@ receives by `adapt` steps of plain SGD at the rate α on its own data: one, as t
 otherwise. With adapt = 0 it is the w that was received. A client that is absent keeps its own; with a `share` only so
 many train w in a round, and everyone adapts it.
 
-Travels: up m·d, down 2·m·d; phases 1; graphs 3; rows n.
+Travels: up m·d, down 2·m·d; phases 1; graphs 2; rows n.
 (The ledger counts w once for each of the two asks; in one message it could go once.)
 """
 
