@@ -1,6 +1,7 @@
 """What is wrong with an experiment for real sites, or with the way to them, comes out before any site is asked."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def serve(words: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["coterie", "serve", *words.split(), "--out", "study", "--print"])
+def coterie(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["coterie", *words])
     with pytest.raises(SystemExit) as left:
         cli.main()
     return int(left.value.code or 0)
+
+
+def serve(words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    return coterie(["serve", *words.split(), "--out", "study", "--print"], monkeypatch)
 
 
 FAR = "wards.toml --host coterie.example --certificates tls"
@@ -78,6 +83,25 @@ def test_what_could_not_work_is_one_sentence_and_leaves_nothing(
     assert why in said
     assert said.count("\n") == 1
     assert not (here / "study").exists()
+
+
+@pytest.mark.parametrize("command", ["run wards.toml", "sweep wards.toml --grid plan.lr=0.1,0.2"])
+def test_a_simulator_has_no_data_of_real_sites(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (here / "wards.toml").write_text(EXPERIMENT)
+    assert coterie([*command.split(), "--out", "study"], monkeypatch) == 2
+    assert capsys.readouterr().err == "coterie: wards.toml: the data are at real sites: see `coterie serve --help`\n"
+
+
+def test_what_an_experiment_of_real_sites_costs_is_shown(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "wards.toml").write_text(EXPERIMENT)
+    assert coterie(["show", "wards.toml"], monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "# fedavg: up m·d, down m·d; phases 1" in said
+    assert said.endswith("# time and memory: known at the sites\n")
 
 
 def test_what_could_work_is_prepared_and_its_commands_are_told(

@@ -76,6 +76,11 @@ class Experiment:
         """The algorithms that are compared, in their order."""
         return list(self.given["algorithms"])
 
+    @property
+    def remote(self) -> bool:
+        """Whether the clients are real sites, and their data there."""
+        return bool(self.given["population"].get("kind") == "sites")
+
     def population(self, seed: int) -> Population:
         """The clients of a seed, its attackers named."""
         try:

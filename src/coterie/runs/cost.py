@@ -13,6 +13,8 @@ from coterie.fleet.layout import Layout
 from coterie.report.numbers import human
 from coterie.runs.foresight import foresee
 
+AT_SITES = "known at the sites"
+
 
 def cost(experiment: Experiment) -> list[str]:
     """Lines about size and work, from the population of the first seed."""
@@ -24,7 +26,8 @@ def cost(experiment: Experiment) -> list[str]:
     lines = [
         f"clients: {population.n}, true groups: {groups}",
         f"parameters of a model: {', '.join(f'{d:,}' for d in widths)}",
-        "samples of a client: " + ", ".join(f"{split} {_span(size)}" for split, size in sizes.items()),
+        "samples of a client: "
+        + (AT_SITES if experiment.remote else ", ".join(f"{split} {_span(size)}" for split, size in sizes.items())),
         f"runs: {len(experiment.algorithms)} algorithms × {len(budget.seeds)} seeds × {budget.rounds} rounds",
     ]
     itemsize = getattr(torch, budget.dtype).itemsize
@@ -32,7 +35,7 @@ def cost(experiment: Experiment) -> list[str]:
         algorithm = experiment.algorithm(name, **population.told)
         plan: Any = getattr(algorithm, "plan", None)
         line = f"{name}: {_travels(algorithm)}"
-        if isinstance(plan, Plan):
+        if isinstance(plan, Plan) and not experiment.remote:
             rows = population.n * (2 + (plan.momentum > 0) + 2 * plan.optimiser.startswith("adam"))
             steps = [plan.steps_for(int(size)) for size in sizes["train"]]
             batch = [int(size) if plan.batch is None else plan.batch for size in sizes["train"]]
@@ -46,6 +49,9 @@ def cost(experiment: Experiment) -> list[str]:
 
 def forecast(experiment: Experiment, device: str) -> Iterator[str]:
     """Lines about time and memory, each as soon as it is known."""
+    if experiment.remote:
+        yield f"time and memory: {AT_SITES}"
+        return
     total, most = 0.0, 0
     for found in foresee(experiment, device):
         total, most = total + found.seconds, max(most, found.memory)

@@ -71,6 +71,7 @@ class Served(Study):
     """One experiment with real sites, in one folder."""
 
     transport: Transport | None = None  # set where the study runs
+    remote = True
     queue = 60.0  # a Flower run whose server was killed lets go of the folder a little later
     tell = staticmethod(lambda message: None)
 
@@ -191,7 +192,7 @@ class Served(Study):
 
 def _servable(experiment: Experiment) -> None:
     """Refuse what sites cannot take part in."""
-    if experiment.given["population"].get("kind") != "sites":
+    if not experiment.remote:
         raise SettingError(f"{experiment.source}: only [population] kind = 'sites' can be served")
     if experiment.budget.checkpoint_every != 1:
         raise SettingError(f"{experiment.source}: run.checkpoint_every must be 1: sites go back a few rounds only")

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 import coterie
 from coterie.data.population import SPLITS, Population
-from coterie.errors import CoterieError, RecordError
+from coterie.errors import CoterieError, RecordError, SettingError
 from coterie.experiments import reader
 from coterie.experiments.reader import Experiment
 from coterie.fleet import seeds
@@ -42,9 +42,12 @@ class Study:
     """One experiment in one folder. Made by `begin` or `find`."""
 
     queue = 0.0  # seconds to wait for another process that has the folder
+    remote = False  # whether its clients are real sites
     together: Together = staticmethod(seeds.together)  # makes fleets that compute as one, each for a thread of its own
 
     def __init__(self, out: Path, experiment: Experiment, device: str) -> None:
+        if experiment.remote and not self.remote:
+            raise SettingError(f"{experiment.source}: the data are at real sites: see `coterie serve --help`")
         self.out, self.experiment, self.device = out, experiment, device
         self._populations: dict[int, Population] = {}
 

@@ -234,7 +234,7 @@ def answer(folder: Path, block: bytes, asker: str) -> bytes:
 
 def _declared(experiment: Experiment) -> Any:
     table = experiment.given["population"]
-    if table.get("kind") != "sites":
+    if not experiment.remote:
         raise SettingError(f"{experiment.source}: its clients are no real sites: [population] kind = 'sites' is needed")
     return experiment.population(0), populations.schema_of(table["data"])
 
