@@ -96,6 +96,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "comet-one": {"c": 1},
     "comet-silhouette": {"c": "silhouette"},
     "comet-adaptive": {"adaptive": True},
+    "comet-8bit": {"coarse": {"bits": 8}},
+    "comet-4bit": {"coarse": {"bits": 4}},
     "scool-sbm": {"prior": "sbm"},
     "scool-attention": {"prior": "attention"},
     "scool-mmsbm": {"prior": "mmsbm"},
