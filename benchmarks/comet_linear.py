@@ -2,8 +2,8 @@
 
     python benchmarks/comet_linear.py [--seed 0] [--json FILE] [--figure FILE]
 
-Closed form: everyone trains alone to its minimiser ŵ_k, then one round to the end towards its centroid. Where that lands
-is (14) as corrected, (XᵀX + λPᵀP)⁻¹(XᵀXŵ_k + λPᵀP Σ α_i ŵ_i) in means over samples, with α what the clusters say;
+Closed form: everyone trains alone to its minimiser ŵ_k, then one long round towards its centroid. Where that lands is
+(14) as corrected, (XᵀX + λPᵀP)⁻¹(XᵀXŵ_k + λPᵀP Σ α_i ŵ_i) in means over samples, with α what the clusters say;
 `off` is the distance, in float64. Stationarity: one full-batch step a round from the initial models on (τ = 1); the
 gradient of Φ_k at the model before the round, with s̄_k as that round has it. Both with clusters (c = 2) and without.
 """
