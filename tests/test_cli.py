@@ -101,6 +101,7 @@ WRONG = {
     ("resume", "nowhere"): "holds no experiment",
     ("compare", "nowhere"): "nowhere",
     ("compare", "nowhere", "--clients", "--latex"): "--clients is for the terminal or --markdown",
+    ("compare", "nowhere", "--metric", "loss"): "--metric goes with --clients",
     ("list", "algoritms"): "did you mean algorithms?",
     ("sweep", "quickstart", "--grid", "plan.lr"): "--grid takes path=v1,v2",
     ("rum", "quickstart"): "run",

@@ -208,6 +208,7 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="As LaTeX.")] = False,
     clients: Annotated[bool, typer.Option("--clients", help="What each client gains, with intervals.")] = False,
+    metric: Annotated[str, typer.Option(help="With --clients: of this metric, not of the main one.")] = "",
     json: Json = None,
 ) -> None:
     """Finished runs in one table: mean ± std over seeds."""
@@ -216,12 +217,14 @@ def compare(
     _writable(json)
     if clients and latex:
         raise SettingError("--clients is for the terminal or --markdown, not --latex")
+    if metric and not clients:
+        raise SettingError("--metric goes with --clients: the table over seeds is of the main metric")
     results = tables.collect(folders)
     if clients:
         if markdown:
-            sys.stdout.write(gains.markdown(results) + "\n")
+            sys.stdout.write(gains.markdown(results, metric) + "\n")
         else:
-            _console().print(gains.table(results))
+            _console().print(gains.table(results, metric))
     elif markdown or latex:
         sys.stdout.write((tables.markdown if markdown else tables.latex)(results) + "\n")
     else:

@@ -24,7 +24,7 @@ from coterie.errors import CoterieError, DataError, ModelError, SettingError
 from coterie.settings import call, hint
 
 CALIBRATION_BINS = 15
-_LOWER_IS_BETTER = frozenset({"loss", "perplexity", "calibration_error"})
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "calibration_error"})
 
 
 def logits_of(output: Any) -> Tensor:
@@ -45,7 +45,7 @@ class Task(ABC):
     def higher_is_better(self, metric: str) -> bool:
         """Whether a larger value of this metric is the better one."""
         self._known([metric])
-        return metric not in _LOWER_IS_BETTER
+        return metric not in LOWER_IS_BETTER
 
     def check(self, output: Any, target: Any, who: object) -> None:
         """Refuse outputs that do not fit their targets; `who` is the client's key. Reads values, so once a fit."""

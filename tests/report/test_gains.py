@@ -1,6 +1,7 @@
 """Gains and their intervals against scipy's paired test, and the wider ones of data divided anew."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -49,6 +50,19 @@ def test_lower_is_a_gain_for_a_loss_and_one_seed_has_no_interval(out) -> None:
     each = gains.gains(comparisons(collect([out]))[0])["cobo"]
     assert each.mean.tolist() == [0.5, -0.5]
     assert np.isnan(each.half).all()
+
+
+def test_another_metric_has_its_own_direction(out) -> None:
+    for name, losses in (("local", [0.9, 0.4]), ("cobo", [0.7, 0.5])):
+        run = write_run(out, name, 0, [0.5, 0.5])
+        result = json.loads((run / "result.json").read_text())
+        result["clients"]["loss"] = losses
+        (run / "result.json").write_text(json.dumps(result))
+    (compared,) = comparisons(collect([out]))
+    np.testing.assert_allclose(gains.gains(compared, "loss")["cobo"].mean, [0.2, -0.1])
+    assert gains.gains(compared)["cobo"].mean.tolist() == [0, 0]
+    with pytest.raises(RecordError, match="has no 'los' of each client: did you mean loss"):
+        gains.markdown(collect([out]), "los")
 
 
 def test_the_tables_say_it_and_need_a_local_run(out) -> None:

@@ -19,6 +19,8 @@ from scipy import stats
 from coterie.errors import RecordError
 from coterie.report.numbers import NOTHING, title, unit
 from coterie.report.tables import REFERENCE, Comparison, Result, comparisons, reference
+from coterie.settings import hint
+from coterie.tasks import LOWER_IS_BETTER
 
 LEVEL = 0.95
 
@@ -31,9 +33,9 @@ class Gains:
     half: NDArray[np.float64]  # of the interval; not a number where there is one seed
 
 
-def gains(compared: Comparison) -> dict[str, Gains]:
-    """By the name of each row that stands beside a local one."""
-    found = {}
+def gains(compared: Comparison, metric: str = "") -> dict[str, Gains]:
+    """Of the main metric or another one, for each algorithm that stands beside a local run."""
+    metric, found = _known(compared, metric), {}
     for row in compared.rows:
         pairs = []
         for result in compared.results:
@@ -41,13 +43,20 @@ def gains(compared: Comparison) -> dict[str, Gains]:
             if result["algorithm"] == row.algorithm != REFERENCE and alone is not None:
                 pairs.append((result, alone))
         if pairs:
-            found[row.algorithm] = _gains(compared, pairs)
+            found[row.algorithm] = _gains(compared, metric, pairs)
     return found
 
 
-def _gains(compared: Comparison, pairs: Sequence[tuple[Result, Result]]) -> Gains:
-    main, sign = compared.main, unit(compared.main)[0] * (1 if compared.higher else -1)
-    found = sign * np.array([_values(result, main) - _values(alone, main) for result, alone in pairs])
+def _known(compared: Comparison, metric: str) -> str:
+    have = compared.results[0]["clients"]
+    if metric and metric not in have:
+        raise RecordError(f"{compared.experiment} has no {metric!r} of each client: {hint(metric, have)}")
+    return metric or compared.main
+
+
+def _gains(compared: Comparison, metric: str, pairs: Sequence[tuple[Result, Result]]) -> Gains:
+    sign = unit(metric)[0] * (-1 if metric in LOWER_IS_BETTER else 1)
+    found = sign * np.array([_values(result, metric) - _values(alone, metric) for result, alone in pairs])
     seeds = len(found)
     if seeds < 2:
         return Gains(found.mean(0), np.full(found.shape[1], np.nan))
@@ -58,21 +67,22 @@ def _gains(compared: Comparison, pairs: Sequence[tuple[Result, Result]]) -> Gain
     return Gains(found.mean(0), stats.t.ppf((1 + LEVEL) / 2, seeds - 1) * np.sqrt(variance))
 
 
-def _values(result: Result, main: str) -> NDArray[np.float64]:
-    return np.array([np.nan if v is None else v for v in result["clients"][main]], dtype=float)
+def _values(result: Result, metric: str) -> NDArray[np.float64]:
+    return np.array([np.nan if v is None else v for v in result["clients"][metric]], dtype=float)
 
 
-def cells(compared: Comparison) -> tuple[list[str], list[list[str]]]:
+def cells(compared: Comparison, metric: str = "") -> tuple[list[str], list[list[str]]]:
     """The header and the rows of a table; first what clients have alone."""
-    scale = unit(compared.main)[0]
+    metric = _known(compared, metric)
+    scale = unit(metric)[0]
     keys = compared.results[0]["about"]["keys"]
-    alone = [_values(r, compared.main) for r in compared.results if r["algorithm"] == REFERENCE]
+    alone = [_values(r, metric) for r in compared.results if r["algorithm"] == REFERENCE]
     if not alone:
         raise RecordError(
             f"{compared.experiment} has no run of {REFERENCE!r} to gain over: run it, with the same seeds"
         )
-    lines = [[f"alone: {title(compared.main)}", *(_number(scale * v) for v in np.mean(alone, 0))]]
-    for name, each in gains(compared).items():
+    lines = [[f"alone: {title(metric)}", *(_number(scale * v) for v in np.mean(alone, 0))]]
+    for name, each in gains(compared, metric).items():
         lines.append([name, *(_interval(m, h) for m, h in zip(each.mean, each.half, strict=True))])
     return ["gain over local", *keys], lines
 
@@ -93,11 +103,11 @@ def foot(compared: Comparison) -> str:
     return f"On {compared.judged} data; mean over seeds ± half of a 95 % interval, {how}. Above zero is better."
 
 
-def table(results: Sequence[Result]) -> Group:
+def table(results: Sequence[Result], metric: str = "") -> Group:
     """For the terminal."""
     made = []
     for each in comparisons(results):
-        head, lines = cells(each)
+        head, lines = cells(each, metric)
         drawn = Table(title=escape(each.head), caption=foot(each), title_justify="left", box=box.SIMPLE_HEAD)
         for place, column in enumerate(head):
             drawn.add_column(escape(column), justify="right" if place else "left")
@@ -107,11 +117,11 @@ def table(results: Sequence[Result]) -> Group:
     return Group(*made)
 
 
-def markdown(results: Sequence[Result]) -> str:
+def markdown(results: Sequence[Result], metric: str = "") -> str:
     """As Markdown."""
     parts = []
     for each in comparisons(results):
-        head, lines = cells(each)
+        head, lines = cells(each, metric)
         rows = [head, [":--", *["--:"] * (len(head) - 1)], *lines]
         text = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
         parts.append("\n".join([f"**{each.head}**", "", *text, "", foot(each), ""]))
