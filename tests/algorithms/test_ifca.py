@@ -134,6 +134,21 @@ def test_the_spread_start_finds_the_groups_in_one_round_in_any_order(seed: int) 
     torch.testing.assert_close(rows[1], rows[0][order], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("start", ["spread", "clients"])
+def test_the_round_that_makes_the_centres_may_be_longer(start: str) -> None:
+    people = classes(n=4)
+    batches = {"batch": 5, "lr": 0.2}
+    made = []
+    for plan, more in (({"epochs": 3}, {}), ({"steps": 1}, {"start_epochs": 3})):
+        fleet = StackedFleet(people, seed=5, dtype=torch.float64)
+        result, _, _ = learn(fleet, "ifca", 1, clusters=2, start=start, plan=plan | batches, **more)
+        made.append(result)
+    assert torch.equal(*made)
+    fleet = StackedFleet(people, seed=5, dtype=torch.float64)
+    short, _, _ = learn(fleet, "ifca", 1, clusters=2, start=start, plan={"steps": 1} | batches)
+    assert not torch.equal(short, made[0])
+
+
 def test_with_fewer_clients_than_models_the_spread_start_leaves_models_as_they_were() -> None:
     people = signs()
     fleet = Participation(StackedFleet(people, seed=1), *[Stay(((key, 1, None),)) for key in people.keys[1:]])

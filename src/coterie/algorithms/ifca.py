@@ -8,7 +8,8 @@ nobody chose stays. A client that is absent keeps its last choice.
 
 `start="random"` begins with k independent models, as in the paper. `start="spread"` spends the first round otherwise:
 everyone trains from one shared model, the updates are clustered by k-means (the tightest of several k-means++ starts),
-and θ_j is that model plus the mean update of cluster j. `start="clients"` (see hypcluster): θ_j is what one client,
+and θ_j is that model plus the mean update of cluster j. One step is too little to tell clients apart by: for that
+round `start_epochs` may stand in for the plan's steps. `start="clients"` (see hypcluster): θ_j is what one client,
 drawn for it, made of the shared model, and everyone chooses at once.
 
 BatchNorm: models are compared with the client's own buffers, which were made under the model it chose last. With
@@ -18,7 +19,7 @@ Travels: up m·d + m·clusters, down m·d + m·clusters·d; phases 2; graphs 1; 
 (The first round of `spread` is one phase of m·d both ways; of `clients` it is that and a choice.)
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -52,6 +53,7 @@ class IFCA(Algorithm):
     batch: int | None = None  # training samples a client chooses by; None: all
     weighted: bool = False  # by the clients' amounts of data; else equally, as published
     start: Literal["random", "spread", "clients"] = "random"
+    start_epochs: int | None = None  # of the round that makes the centres; default: as the plan has it
     statistics: Buffers = "personal"  # BatchNorm's, when models are compared
     groups: tuple[int, ...] = ()  # the true clusters, for their number only
 
@@ -59,7 +61,7 @@ class IFCA(Algorithm):
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        for name in ("clusters", "batch"):
+        for name in ("clusters", "batch", "start_epochs"):
             value = getattr(self, name)
             if value is not None:
                 whole(name, value, 1)
@@ -79,7 +81,10 @@ class IFCA(Algorithm):
         """Everyone chooses; everyone trains what it chose; each model moves by the average update in its cluster."""
         first = self.start if fleet.t == 0 else "random"
         group = self.choose(fleet, state) if first == "random" else state.group
-        answer = fleet.ask(Fit(fleet.everyone, state.x, self.plan.at(fleet.t), at=group, give="update"))
+        plan = self.plan.at(fleet.t)
+        if first != "random" and self.start_epochs is not None:
+            plan = replace(plan, steps=None, epochs=self.start_epochs)
+        answer = fleet.ask(Fit(fleet.everyone, state.x, plan, at=group, give="update"))
         if first == "spread":
             group = self.spread(fleet, answer.rows, answer.ok, len(state.x))
         member = torch.nn.functional.one_hot(group, len(state.x)).T.double()  # clusters × n
