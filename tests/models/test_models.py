@@ -37,7 +37,7 @@ HEADLESS = {"mean"}
 
 
 def test_every_model_is_tested() -> None:
-    assert {case[0] for case in CASES} == set(names())
+    assert {case[0] for case in CASES} | {"gpt2", "minilm"} == set(names())  # these have tests of their own
 
 
 @pytest.mark.parametrize(("name", "settings", "parameters", "inputs", "outputs"), CASES, ids=IDS)

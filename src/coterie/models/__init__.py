@@ -13,9 +13,11 @@ from torch import nn
 from coterie.models.cnn import CNN, cnn_scool
 from coterie.models.cnn4 import CNN4
 from coterie.models.cnn28 import CNN28
+from coterie.models.gpt2 import gpt2
 from coterie.models.lenet import LeNet, cnn_comet
 from coterie.models.linear import Linear
 from coterie.models.mean import Mean
+from coterie.models.minilm import minilm
 from coterie.models.mlp import MLP
 from coterie.models.resnet9 import ResNet9
 from coterie.models.resnet18 import ResNet18
@@ -29,9 +31,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": CNN4,
     "cnn_comet": cnn_comet,
     "cnn_scool": cnn_scool,
+    "gpt2": gpt2,
     "lenet": LeNet,
     "linear": Linear,
     "mean": Mean,
+    "minilm": minilm,
     "mlp": MLP,
     "resnet18": ResNet18,
     "resnet9": ResNet9,

@@ -31,5 +31,6 @@ CATALOGUE: tuple[Spec, ...] = (
     clinics.SPEC,
     ixi.SPEC,
     minilm.SPEC,
-    gpt2.SPEC,
+    gpt2.TOKENIZER,
+    gpt2.MODEL,
 )

