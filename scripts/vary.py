@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="JSON of another study, drawn in the same figure")
     return parser.parse_args()
 
 
@@ -136,6 +137,8 @@ def main() -> None:
         told = {"command": shlex.join(["python", *sys.argv]), "metric": metric, "study": study}
         files.write_json(options.json, told)
     if options.figure:
+        if options.beside:
+            study = files.read_json(options.beside)["study"] | study
         draw(study, metric, options.graph, options.figure)
 
 

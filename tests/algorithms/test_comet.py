@@ -17,7 +17,7 @@ from coterie.data.population import Client, Population, population
 from coterie.errors import AskError, DataError, ModelError, SettingError
 from coterie.fleet.base import Fleet
 from coterie.fleet.loop import LoopFleet
-from coterie.fleet.participation import Participation, Stay
+from coterie.fleet.participation import Count, Fraction, Participation, Stay
 from coterie.fleet.remote import InProcess, RemoteFleet, declared
 from coterie.fleet.stacked import StackedFleet
 from coterie.sites.site import Limits, Site, part
@@ -380,6 +380,12 @@ def test_what_cannot_work_is_refused_in_one_sentence() -> None:
         COMET(m=2, c=3)
     with pytest.raises(SettingError, match="from 1 to 4, not 5"):
         COMET(c=5).init(made)
+    with pytest.raises(
+        SettingError, match="c, centroids of the clients of a round, must be a whole number from 1 to 2"
+    ):
+        COMET(c=3).init(Participation(made, Count(2)))
+    with pytest.raises(SettingError, match="from 1 to 2, not 3"):
+        COMET(c=3).init(Participation(made, Stay(()), Fraction(0.5)))
     with pytest.raises(SettingError, match="m, clients a round, must be a whole number from 1 to 4, not 9"):
         COMET(m=9).init(made)
     with pytest.raises(SettingError, match="lam has 2 entries for 4 clients"):

@@ -111,7 +111,7 @@ class COMET(Algorithm):
         if self.m is not None:
             whole("m, clients a round,", self.m, 1, fleet.n)
         if self.c != "silhouette":
-            whole("c, centroids of the clients of a round,", self.c, 1, self.m or fleet.n)
+            whole("c, centroids of the clients of a round,", self.c, 1, min(self.m or fleet.n, fleet.most))
         for name, given in (("lam", self.lam), ("variances", self.variances)):
             if isinstance(given, tuple) and given and len(given) != fleet.n:
                 raise SettingError(f"{name} has {len(given)} entries for {fleet.n} clients")

@@ -79,6 +79,11 @@ class Fleet(ABC):
         return torch.arange(self.n)
 
     @property
+    def most(self) -> int:
+        """How many clients are there in a round at most."""
+        return self.n
+
+    @property
     def ids(self) -> Tensor:
         """A 64-bit number per client that depends on its key and seed, not on its place."""
         return self._ids[: self.n]

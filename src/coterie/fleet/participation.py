@@ -19,6 +19,10 @@ class Rule(ABC):
     def present(self, fleet: Fleet) -> Tensor:
         """n booleans. What is drawn depends on seed, round and the clients' keys only."""
 
+    def most(self, n: int) -> int:
+        """How many of n clients that can be at most."""
+        return n
+
 
 def _lowest(marks: Tensor, count: int) -> Tensor:
     chosen = torch.zeros(len(marks), dtype=torch.bool)
@@ -39,7 +43,11 @@ class Fraction(Rule):
 
     def present(self, fleet: Fleet) -> Tensor:
         """The clients with the lowest draws."""
-        return _lowest(fleet.uniform("participation", fleet.everyone), max(1, round(self.share * fleet.n)))
+        return _lowest(fleet.uniform("participation", fleet.everyone), self.most(fleet.n))
+
+    def most(self, n: int) -> int:
+        """The share."""
+        return max(1, round(self.share * n))
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,10 @@ class Count(Rule):
         if self.by_size:
             marks = -torch.log1p(-marks) / fleet.sizes("train").double()
         return _lowest(marks, self.clients)
+
+    def most(self, n: int) -> int:
+        """The count."""
+        return self.clients
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,11 @@ class Participation(Wrapper):
     def __init__(self, inner: Fleet, *rules: Rule) -> None:
         super().__init__(inner)
         self.rules: Sequence[Rule] = rules
+
+    @property
+    def most(self) -> int:
+        """As many as every rule lets be there."""
+        return min([self.inner.most, *(rule.most(self.inner.n) for rule in self.rules)])
 
     def begin(self, t: int) -> None:
         """Open the round, then let the rules speak."""

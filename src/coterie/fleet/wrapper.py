@@ -27,6 +27,11 @@ class Wrapper(Fleet):
     def present(self, here: Tensor) -> None:
         self.inner.present = here
 
+    @property
+    def most(self) -> int:
+        """As many as inside."""
+        return self.inner.most
+
     def begin(self, t: int) -> None:
         """Open round t inside."""
         self.inner.begin(t)
