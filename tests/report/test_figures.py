@@ -221,3 +221,40 @@ def test_two_experiments_are_not_one_picture(tmp_path: Path) -> None:
     write_run(tmp_path / "b", "fedavg", 0, [0.6, 0.6], experiment="other")
     with pytest.raises(RecordError, match="holds 2 experiments"):
         draw(tmp_path)
+
+
+def test_clusters_keep_their_colours_while_most_of_their_members_stay(out: Path) -> None:
+    run = write_run(out, "comet", 0, [0.5, 0.6, 0.7, 0.8], groups=[0, 1, 0, 1])
+    told = [
+        [0, 1, 0, 1],
+        [1, 0, 1, 0],
+        [1, 0, -1, 0],
+        [0, 0, 1, 0],
+        [2, 0, 2, 1],
+    ]
+    lines = [{"round": t, "kind": "training", "extra": {"cluster": c}} for t, c in enumerate(told, 1)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (compared,) = comparisons(collect([out]))
+    figure = figures._clusters(compared, "comet")
+    assert figure is not None
+    shown = figure.axes[0].images[0].get_array()
+    steady = shown.filled(-1)[[0, 2, 1, 3]]  # drawn by true group
+    assert steady.T.tolist()[:3] == [[0, 1, 0, 1], [0, 1, 0, 1], [0, 1, -1, 1]]
+    assert steady.T.tolist()[3] == [1, 1, 0, 1]
+    assert len({*steady.T.tolist()[4]}) == 3
+    write_run(out, "local", 0, [0.5, 0.6, 0.7, 0.8])
+    (compared,) = comparisons(collect([out]))
+    assert figures._clusters(compared, "local") is None
+
+
+def test_architectures_are_drawn_by_size_where_there_are_several(out: Path) -> None:
+    sizes = {"train": [10, 20, 40, 80], "validation": [5] * 4, "test": [20] * 4}
+    write_run(out, "comet", 0, [0.5] * 4, sizes=sizes, parameters=[100, 5000, 100, 5000])
+    (compared,) = comparisons(collect([out]))
+    figure = figures._architectures(compared)
+    assert figure is not None
+    drawn = [sorted(c.get_offsets()[:, 0].tolist()) for c in figure.axes[0].collections]
+    assert drawn == [[10, 40], [20, 80]]
+    shutil.rmtree(out / "comet")
+    write_run(out, "comet", 0, [0.5] * 4, parameters=[100] * 4)
+    assert figures._architectures(comparisons(collect([out]))[0]) is None

@@ -86,6 +86,13 @@ class Population:
         """What an algorithm with a setting of that name is told unless a user says otherwise."""
         return {"groups": self.groups, "targets": self.helped or None, "pools": self.pools}
 
+    @property
+    def parameters(self) -> list[int]:
+        """How many trainable parameters each client's model has."""
+        made = [self.make(a).parameters() for a in range(len(self.architectures))]
+        count = [sum(p.numel() for p in each if p.requires_grad) for each in made]
+        return [count[a] for a in self.architecture[: self.n]]
+
     def sizes(self, split: str) -> Tensor:
         """How many samples each client has in a split."""
         return torch.tensor([len(rows) for rows in self.index[split][: self.n]])

@@ -11,11 +11,13 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 from coterie.data.holdings import COLOURS
 from coterie.errors import RecordError
@@ -60,6 +62,8 @@ def draw(out: str | Path) -> list[Path]:
     figures = {"curves": _curves(compared, looks), "clients": _clients(compared), "cost": _cost(compared, looks)}
     figures |= {"gains": _gains(compared, looks), "collaborators": _collaborators(compared, looks)}
     figures |= {f"graph-{row.name}": _graphs(compared, row.name) for row in compared.rows}
+    figures |= {f"clusters-{row.name}": _clusters(compared, row.name) for row in compared.rows}
+    figures["architectures"] = _architectures(compared)
     paths = []
     with explained("the figures", folder):
         folder.mkdir(exist_ok=True)
@@ -251,6 +255,80 @@ def _spread(rounds: Sequence[int], most: int) -> list[int]:
     wished = np.geomspace(first, last, most)
     picked = sorted({min(rounds, key=lambda t: abs(np.log(max(t, 0.5) / wish))) for wish in wished} | {last})
     return picked[-most:]
+
+
+# ---- clusters and architectures --------------------------------------------------------------------------------------
+
+
+def _clusters(compared: Comparison, algorithm: str) -> Figure | None:
+    """Which cluster every client took in each round, by colour; None where no round told."""
+    result = _of(compared, algorithm)[0]
+    told = {
+        line["round"]: line["extra"]["cluster"]
+        for line in reading.lines(Path(result["run"]))
+        if line.get("kind") == "training" and "cluster" in line.get("extra", {})
+    }
+    member = np.array([told[t] for t in sorted(told)]).T  # clients × rounds
+    if not member.size or member.max() < 1:
+        return None
+    n, keys = compared.clients, result["about"]["keys"]
+    groups = np.array(result["about"].get("groups") or [0] * n)
+    order = np.argsort(groups, kind="stable")
+    shown = np.ma.masked_less(_steady(member)[order], 0)
+    names = n <= NAMED
+    figure = _figure(max(6.4, 1.6 + 0.09 * member.shape[1]), max(1.2, n * (0.19 if names else 0.06)) + 1.4)
+    axes = figure.subplots()
+    palette = ListedColormap([*COLOURS, *colormaps["tab20b"].colors]).with_extremes(bad="#EEEEEE")  # type: ignore[attr-defined]
+    extent = (min(told) - 0.5, max(told) + 0.5, n - 0.5, -0.5)
+    axes.imshow(shown, cmap=palette, vmin=0, vmax=palette.N, aspect="auto", interpolation="nearest", extent=extent)
+    for border in np.flatnonzero(np.diff(groups[order])) + 0.5:
+        axes.axhline(border, color=INK, lw=0.8)
+    axes.set_yticks(range(n) if names else [], [keys[i] for i in order] if names else [])
+    axes.tick_params(length=0, labelsize=7.5, colors=INK)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("round", fontsize=9.5, color=INK)
+    note = f"seed {result['seed']}; a colour is a cluster, from one round to the next the one with most of the same"
+    note += " members; grey: took none" + ("; lines: borders of the true groups" if len(np.unique(groups)) > 1 else "")
+    _headline(figure, f"Who is in which cluster under {algorithm}: {compared.experiment}", note, compared)
+    return figure
+
+
+def _steady(member: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Clusters renamed round by round after the clusters that most of their members were in last; −1: in none."""
+    k = int(member.max()) + 1
+    steady, last = np.full_like(member, -1), np.full(len(member), -1)
+    for t, now in enumerate(member.T):
+        both = (now >= 0) & (last >= 0)
+        overlap = np.zeros((k, k))
+        np.add.at(overlap, (now[both], last[both]), 1)
+        name = linear_sum_assignment(-overlap)[1]
+        steady[now >= 0, t] = name[now[now >= 0]]
+        last = np.where(now >= 0, steady[:, t], last)
+    return steady
+
+
+def _architectures(compared: Comparison) -> Figure | None:
+    """How much data the clients of each architecture have; None where all have the same, or none is told."""
+    told = compared.results[0]["about"]
+    widths = np.array(told.get("parameters") or [0])
+    kinds = np.unique(widths)
+    if len(kinds) < 2:
+        return None
+    sizes = np.array(told["sizes"]["train"])
+    figure = _figure(6.8, 0.5 * len(kinds) + 1.6)
+    axes = figure.subplots()
+    for place, kind in enumerate(kinds):
+        mine = np.sort(sizes[widths == kind])
+        axes.scatter(mine, np.full(len(mine), place), s=42, color=COLOURS[place % len(COLOURS)], alpha=0.5, lw=0)
+        axes.plot(np.median(mine), place, marker="|", ms=18, mew=2, color=INK)
+    axes.set_yticks(range(len(kinds)), [f"{human(float(k))} parameters ({(widths == k).sum()})" for k in kinds])
+    axes.set_ylim(-0.6, len(kinds) - 0.4)
+    axes.set_xscale("log")
+    axes.set_xlabel("training samples of a client", fontsize=9.5, color=INK)
+    _plain(axes)
+    note = f"seed {told['seed']}; in brackets: clients; stroke: median"
+    _headline(figure, f"Who has which architecture: {compared.experiment}", note, compared)
+    return figure
 
 
 # ---- clients ---------------------------------------------------------------------------------------------------------

@@ -275,6 +275,7 @@ class Study:
             "groups": population.groups,
             "attackers": population.attackers,
             "sizes": {split: population.sizes(split) for split in SPLITS},
+            "parameters": population.parameters,
             "task": population.task.name,
             "main": population.task.main,
             "higher": population.task.higher_is_better(population.task.main),
