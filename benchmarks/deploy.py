@@ -219,6 +219,15 @@ def _summary(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """As docs/deploy.md has it."""
+    lines = ["| sites | payload each way | Flower's floor, s | Coterie, s |", "|---:|---:|:--|:--|"]
+    for row in rows:
+        told = [f"{row[who]['median']} ({row[who]['least']} to {row[who]['most']})" for who in ("flower", "coterie")]
+        lines.append(f"| {row['sites']} | {row['bytes'] / 1e6:.3g} MB | {told[0]} | {told[1]} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", default="2")
@@ -248,6 +257,7 @@ def main() -> None:
                                  "python": platform.python_version()}  # fmt: skip
                         rows.sort(key=lambda r: (r["sites"], r["bytes"]))
                         given.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":
