@@ -86,11 +86,15 @@ class Deployment:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            for process in self.started:
-                process.poll()  # a child that nobody waits for would still be there for others
+            self.reap()
             return not left
 
         self.until(f"the end of {roles or 'all'}", gone)
+
+    def reap(self) -> None:
+        """A child that has ended and that nobody asks about would still be there for whoever it started."""
+        for process in self.started:
+            process.poll()
 
     def until(self, what: str, true: Callable[[], Any]) -> Any:
         """Wait for something. Nodes that end are started again, as a service does."""
@@ -98,8 +102,9 @@ class Deployment:
         while not (found := true()):
             if time.monotonic() > end:
                 raise AssertionError(f"{what}: not within {PATIENCE:g} seconds\n{self.logs()}")
+            self.reap()
             for site, (node, actor) in list(self.kept.items()):
-                if node.poll() is not None:
+                if node.returncode is not None:
                     self.join(site, actor)
             time.sleep(0.1)
         return found

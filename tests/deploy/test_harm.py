@@ -22,7 +22,7 @@ from coterie.fleet import flower
 from coterie.fleet.participation import Schedule
 from coterie.runs.served import Served, listening
 from coterie.runs.study import Study
-from deployment import COTERIE, PATIENCE, Deployment, free_port, played
+from deployment import PATIENCE, Deployment, free_port, played
 from test_equal import THREE, compare, experiment, of_tables, simulated
 
 pytestmark = pytest.mark.full
@@ -159,7 +159,7 @@ def strangers(deployment: Deployment, victim: str, ca: Path, other: Path, keys: 
     for name, (has, _) in STRANGERS.items():
         words = ["site", "join", thief, f"127.0.0.1:{deployment.port}", "--port", free_port()]
         words += [word for each in has for word in options[each]]
-        deployment.start(name, [*COTERIE, *map(str, words)])
+        deployment.start(name, ["bash", "-c", f"exec env {deployment.inside(*words, '--print')}"])
     return thief
 
 
