@@ -31,6 +31,7 @@ from coterie.fleet.streams import Streams
 from coterie.fleet.taps import Taps
 from coterie.tasks import logits_of
 
+CONVOLVED, CONVOLVED_EACH = 12e6, 1.6e6  # products in a batch's convolutions: see docs/performance.md
 CACHED = 20 << 20  # bytes of parameters side by side on a CPU: more fall out of its caches between two steps
 ROOM = 1 << 30  # bytes that a chunk may take on a CPU, which more would not make faster
 Rows = dict[str, Tensor]  # parameter or buffer name → stacked tensors
@@ -87,7 +88,9 @@ class StackedFleet(Fleet):
         self._memory: Rows = {}  # what clients remember, by name; never changed in place
         self._steps: dict[Any, Callable[..., Any]] = {}
         self._taps: dict[int, Taps] = {}
+        self._copied: set[str] = set()  # what was copied for the ask that is being answered
         self._seen: set[int] = set()  # stacks whose module was seen to run under vmap
+        self._costs: dict[int, tuple[int, int]] = {}
 
     def _build(self, a: int) -> _Stack:
         clients = (self._architecture == a).nonzero().flatten()
@@ -125,7 +128,10 @@ class StackedFleet(Fleet):
         self._memory = self.placed(kept)
 
     def _write(self, name: str, local: Tensor, value: Tensor, good: Tensor | None, old: Callable[[], Tensor]) -> None:
-        """Remember `value` for some clients of a stack, where `good`; what is remembered is never changed in place."""
+        """Remember `value` for some clients of a stack, where `good`.
+
+        What was remembered before an ask is never changed in place: the first chunk makes a copy, to which others add.
+        """
         before = self._memory.get(name)
         if before is None:
             before = old()
@@ -136,8 +142,11 @@ class StackedFleet(Fleet):
             value = torch.where(mask, value, before if where is None else before[where])
         if where is None:
             self._memory[name] = value
+        elif name in self._copied:
+            before.index_copy_(0, where, value.to(before.dtype))
         else:
             self._memory[name] = before.index_copy(0, where, value.to(before.dtype))
+            self._copied.add(name)
 
     def _own(self, stack: _Stack, own: Own) -> Tensor:
         kept = self._memory.get(f"{stack.number}/own/{own.slot}")
@@ -234,12 +243,18 @@ class StackedFleet(Fleet):
             if len(pairs):
                 yield stack, pairs
 
-    def _rows_at_once(self, stack: _Stack, samples: int, pairs: int = 1) -> int:
+    def _rows_at_once(self, stack: _Stack, samples: int, pairs: int = 1, trained: int | None = None) -> int:
         """How many rows are computed at once: what should fit, and never more than what did not fit before allows.
 
-        Where a row stands for several pairs, whose samples are `samples` together, that may be none.
+        Where a row stands for several pairs, whose samples are `samples` together, that may be none. `trained` says how
+        many rows there are of which a gradient is wanted.
         """
-        rows = self._should_fit(stack, samples) if self.chunk is None else self.chunk
+        if self.chunk is not None:
+            rows = self.chunk
+        elif trained is not None and self._apart(stack, samples, trained):
+            rows = 1
+        else:
+            rows = self._should_fit(stack, samples)
         if self._most is not None:
             rows = min(rows, self._most // pairs)
         self._tried = rows * pairs
@@ -250,7 +265,7 @@ class StackedFleet(Fleet):
 
         The machine's whole memory counts, not what is free just now: equal chunks round equally.
         """
-        bytes_each = self.dtype.itemsize * (6 * stack.layout.d + samples * self._footprint(stack))
+        bytes_each = self.dtype.itemsize * (6 * stack.layout.d + samples * self._cost(stack)[0])
         if self.device.type == "cuda":
             room = torch.cuda.get_device_properties(self.device).total_memory * 0.5
         else:
@@ -260,16 +275,29 @@ class StackedFleet(Fleet):
             fit = min(fit, max(8, CACHED // (self.dtype.itemsize * stack.layout.d)))
         return fit
 
-    def _footprint(self, stack: _Stack) -> int:
-        """Numbers one sample leaves behind in a forward pass, counted once by hooks."""
-        found = self._steps.get(("footprint", stack.number))
-        if found is None:
-            total = [int(self._inputs[0].numel())]
-            hooks = [
-                m.register_forward_hook(lambda _m, _i, out: total.append(2 * logits_of(out).numel()))
-                for m in stack.module.modules()
-                if not list(m.children())
-            ]
+    def _apart(self, stack: _Stack, samples: int, rows: int) -> bool:
+        """Whether rows train faster one after the other: on a CPU, a convolution with a kernel per client is slower.
+
+        What a stack saves is the cost of calls, which few rows, or much to compute in each, do not make up for. This is
+        a rule and no measurement, since equal chunks round equally: a run that is resumed must pick as it did before.
+        """
+        if self.device.type != "cpu" or self.compile:
+            return False
+        products = self._cost(stack)[1] * samples
+        return products > CONVOLVED or products > CONVOLVED_EACH * rows
+
+    def _cost(self, stack: _Stack) -> tuple[int, int]:
+        """Numbers a sample leaves behind in a forward pass, and products in its convolutions; counted once by hooks."""
+        if stack.number not in self._costs:
+            total, products = [int(self._inputs[0].numel())], [0]
+
+            def count(layer: nn.Module, _given: Any, out: Any) -> None:
+                size = logits_of(out).numel()
+                total.append(2 * size)
+                if isinstance(layer, nn.modules.conv._ConvNd):
+                    products.append(size * layer.weight[0].numel())
+
+            hooks = [m.register_forward_hook(count) for m in stack.module.modules() if not list(m.children())]
             try:
                 first = next(int(r[0]) for split in SPLITS for r in self.population.index[split] if len(r))
                 with torch.no_grad():
@@ -278,9 +306,8 @@ class StackedFleet(Fleet):
             finally:
                 for hook in hooks:
                     hook.remove()
-            size = sum(total)
-            found = self._steps["footprint", stack.number] = lambda: size
-        return int(found())
+            self._costs[stack.number] = sum(total), sum(products)
+        return self._costs[stack.number]
 
     def _chunks(self, stack: _Stack, pairs: Tensor, most: int, pad: bool = True) -> Iterator[tuple[Tensor, int]]:
         """Pairs in chunks of no more than `most`, and how many of each chunk are real.
@@ -453,7 +480,7 @@ class StackedFleet(Fleet):
         q = int(counts.max())
         if self.compile:
             q = _rounded(q, len(stack.clients))
-        most = self._rows_at_once(stack, ask.batch * q, q)
+        most = self._rows_at_once(stack, ask.batch * q, q, trained=len(outputs))
         if not most:
             return False
         table = torch.full((len(outputs), q), -1)
@@ -512,15 +539,16 @@ class StackedFleet(Fleet):
         """
         if isinstance(ask, Gradient) and ask.group is not None:
             pairs = pairs[torch.argsort(ask.group[pairs], stable=True)]
+        trained = len(pairs) if isinstance(ask, Gradient) else None
         if ask.batch is None:
             sizes = stack.sizes[ask.split][stack.local[ask.clients[pairs]]]
             separate = bool(stack.fresh) and isinstance(ask, Gradient)  # batch statistics must not see padding
             for kind in [pairs[sizes == size] for size in sizes.unique()] if separate else [pairs]:
-                most = self._rows_at_once(stack, self._longest(stack, ask.split, sizes))
-                for part, real in self._chunks(stack, kind, most):
+                longest = self._longest(stack, ask.split, sizes)
+                for part, real in self._chunks(stack, kind, self._rows_at_once(stack, longest, trained=trained)):
                     yield part, real, *self._whole(stack, ask.split, stack.local[ask.clients[part]])
             return
-        for part, real in self._chunks(stack, pairs, self._rows_at_once(stack, ask.batch)):
+        for part, real in self._chunks(stack, pairs, self._rows_at_once(stack, ask.batch, trained=trained)):
             local = stack.local[ask.clients[part]]
             yield part, real, self._starts_and_samples(stack, ask, local, part, place), None
 
@@ -561,6 +589,7 @@ class StackedFleet(Fleet):
         """Out of memory halves the chunk and begins the ask again; nobody remembers the try that failed."""
         while True:
             before = dict(self._memory)
+            self._copied.clear()
             try:
                 return self._compiled_answer(ask, place)
             except RuntimeError as error:  # torch.OutOfMemoryError is one
@@ -764,7 +793,8 @@ class StackedFleet(Fleet):
                 groups = [order]
             for chosen in groups:
                 ragged = bool(steps[chosen[0]] != steps[chosen[-1]])
-                for part, real in self._chunks(stack, chosen, self._rows_at_once(stack, samples), pad=not ragged):
+                at_once = self._rows_at_once(stack, samples, trained=len(chosen))
+                for part, real in self._chunks(stack, chosen, at_once, pad=not ragged):
                     these = pairs[part]
                     start = self._rows(stack, ask, these)
                     if ask.distil is not None:
@@ -777,13 +807,6 @@ class StackedFleet(Fleet):
                     good = finite(trained) & torch.isfinite(loss)
                     reason[there] = torch.where(good, OK, NONFINITE).to(torch.int8)
                     losses[there] = torch.where(good, loss, 0).to(self.dtype)
-                    if ask.keep is not None:
-                        own = ask.models if isinstance(ask.models, Own) else Own(ask.keep)
-                        self._write(
-                            f"{stack.number}/own/{ask.keep}", local, trained, good, partial(self._own, stack, own)
-                        )
-                    if ask.track:
-                        keep(local, good, reason)
                     if ask.give != "nothing":
                         given = trained - start if ask.give == "update" else trained
                         given = zeroed(self._squeezed(stack, ask, these, given, place), good)
@@ -793,6 +816,13 @@ class StackedFleet(Fleet):
                             if rows_out is None:
                                 rows_out = torch.zeros(ask.m, given.shape[1], dtype=self.dtype, device=self.device)
                             rows_out[there] = given
+                    if ask.keep is not None:  # last, since an Own start may be a view of what is remembered
+                        own = ask.models if isinstance(ask.models, Own) else Own(ask.keep)
+                        self._write(
+                            f"{stack.number}/own/{ask.keep}", local, trained, good, partial(self._own, stack, own)
+                        )
+                    if ask.track:
+                        keep(local, good, reason)
         if rows_out is None:
             rows_out = torch.empty(0, device=self.device)
         return Answer(reason, rows=rows_out, loss=losses, choice=choice)
