@@ -121,7 +121,7 @@ def members(pool: Tensor, targets: int) -> Tensor:
 
 def followed(rows: Tensor, pool: Tensor) -> Tensor:
     """The row of each client's target, without a copy where there is only one."""
-    return rows.expand(len(pool), -1) if len(rows) == 1 else rows[pool.to(rows.device)]
+    return rows.expand(len(pool), -1) if len(rows) == 1 else rows.index_select(0, pool.to(rows.device))
 
 
 def shared_out(there: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ class Partition:
     test: tuple[Places, ...]  # what the client is judged on
     groups: NDArray[np.int64] | None = None  # true cluster of each client, if there is one
     relabel: NDArray[np.int64] | None = None  # n × C: client i sees class y as relabel[i, y]
+    helped: tuple[int, ...] = ()  # those who are to be helped, where the others only help
     resplit: bool = False  # True where the publisher's division into training and test was not kept
     facts: dict[str, Any] = field(default_factory=dict)  # what a report should say: clients dropped, owners
 
@@ -565,13 +566,13 @@ def target_mix(
     tests = [np.setdiff1d(own, taken) for own in _proportional(dataset, rng, shares)]
     tests[0] = np.setdiff1d(_of_classes(dataset, [np.arange(a)])[0], taken)
     groups = np.repeat([0, 1, 2], [1, near, clients - near - 1])
-    dealt = _finish(dataset, rng, shares, tests, validation, groups=groups)
+    dealt = replace(_finish(dataset, rng, shares, tests, validation, groups=groups), helped=(0,))
     if not extra:
         return dealt
     train = (np.sort(shares[0]), *dealt.train[1:])
     held_out = (taken, *dealt.validation[1:])
     facts = {"division": f"{extra} of the publisher's test images of each target class are the target's for validation"}
-    return Partition(train, held_out, dealt.test, groups, resplit=True, facts=facts)
+    return replace(dealt, train=train, validation=held_out, resplit=True, facts=facts)
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {

@@ -301,11 +301,12 @@ def deal(
     distinct = list({id(m): m for m in models}.values())
     place = {id(m): i for i, m in enumerate(distinct)}
     width = len(str(n - 1))
+    named = tuple(f"{prefix}{i:0{width}d}" for i in range(n)) if keys is None else tuple(keys)
     targets = _shared(dataset.targets)
     if partition.relabel is not None:
         targets = targets.long()  # labels name columns of `relabel`, and torch takes bytes for masks
     made = Population(
-        keys=tuple(f"{prefix}{i:0{width}d}" for i in range(n)) if keys is None else tuple(keys),
+        keys=named,
         inputs=_shared(dataset.inputs),
         targets=targets,
         index={s: tuple(torch.as_tensor(rows) for rows in getattr(partition, s)) for s in SPLITS},
@@ -316,6 +317,7 @@ def deal(
         groups=None if partition.groups is None else tuple(int(g) for g in partition.groups),
         **_published(public or {}),
         transform=transform,
+        helped=tuple(named[i] for i in partition.helped),
         seeds=(None,) * n,
         facts={
             **dataset.facts,

@@ -72,6 +72,10 @@ class Synthetic(ABC):
         """Samples of one client beside those it trains on."""
         return self.samples(torch.tensor(client), _VALIDATION + torch.arange(count))
 
+    def tested(self, client: int, count: int) -> tuple[Tensor, Tensor]:
+        """Samples of one client that it is judged on."""
+        return self.samples(torch.tensor(client), _TEST + torch.arange(count))
+
     def _key(self, what: str) -> Tensor:
         return torch.tensor(draws.fold_int(draws.name(f"synthetic/{self.kind}/{what}"), self.seed))
 

@@ -23,6 +23,7 @@ class Budget:
     graphs: int = 40  # about how many graphs the record holds
     graphs_first: int = 3  # rounds at the start whose graphs are all kept
     fleet: Literal["stacked", "loop"] = "stacked"
+    workers: int = 1  # algorithms at a time, each on a core of its own: where models are too small for more
     dtype: Literal["float32", "float64"] = "float32"
     autocast: Literal["bfloat16", "float16"] | None = None
     track: tuple[Literal["tensorboard"], ...] = ()  # besides the record itself
@@ -34,6 +35,7 @@ class Budget:
         whole("checkpoint_every", self.checkpoint_every, 1)
         whole("graphs", self.graphs, 1)
         whole("graphs_first", self.graphs_first, 0)
+        whole("workers", self.workers, 1)
         if self.patience is not None:
             whole("patience", self.patience, 1)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from coterie import models, tasks
@@ -14,8 +15,9 @@ from coterie.data.dataset import Dataset
 from coterie.data.holding import Public, Schema, declare
 from coterie.data.partitions import Partition
 from coterie.data.partitions import partition as cut
-from coterie.data.population import Population, deal
+from coterie.data.population import Client, Population, deal
 from coterie.data.population import online as fresh
+from coterie.data.population import population as packed
 from coterie.data.public import Shown, borrow, keep_back
 from coterie.data.synthetic import LeastSquares, Linear, MeanEstimation, Quadratics, Synthetic, Volumes
 from coterie.data.tabular import prepare
@@ -192,6 +194,43 @@ def _inputs_of(source: Synthetic, count: int) -> Tensor:
     return source.public(whole("population.public", count, 1)).float()
 
 
+def means(
+    seed: int,
+    *,
+    mu: Sequence[float] = (0.001, 0.01, 0.1),
+    sizes: Sequence[int] = (5, 95, 50),
+    dimension: int = 10,
+    train: int = 1000,
+    validation: int = 1000,
+    test: int = 1000,
+) -> Population:
+    """MeritFed §4.1 for several μ side by side, each a pool of its own whose first client is the target.
+
+    Only targets have validation and test data. The samples of the pools differ by their means alone.
+    """
+    clients: list[Client] = []
+    groups: list[int] = []
+    pools: list[int] = []
+    helped, truth = [], []
+    for pool, distance in enumerate(mu):
+        settings = {"seed": seed, "sizes": sizes, "dimension": dimension, "mu": distance}
+        source = build(MeanEstimation, settings, "population")
+        held = source.samples(torch.arange(source.n)[:, None], torch.arange(train))
+        first = len(clients)
+        keys = [f"mu-{distance:g}-{i:0{len(str(source.n - 1))}d}" for i in range(source.n)]
+        clients += [Client(key, (x, y)) for key, x, y in zip(keys, *held, strict=True)]
+        parts = source.validation(0, validation), source.tested(0, test)
+        clients[first] = replace(clients[first], validation=parts[0], test=parts[1])
+        groups += source.groups()
+        pools += [pool] * source.n
+        helped.append(keys[0])
+        truth.append(source.truth())
+    model = partial(models.build, "mean", d=dimension)
+    made = packed(clients, model=model, task="regression", groups=groups)
+    facts = {"data": "mean estimation", "division": "generated with the data", "mu": list(mu)}
+    return replace(made, helped=tuple(helped), pools=tuple(pools), truth=torch.cat(truth), facts=facts)
+
+
 def sites(
     seed: int,
     *,
@@ -238,6 +277,7 @@ def schema_of(data: Mapping[str, Any]) -> Schema:
 
 POPULATIONS: dict[str, Callable[..., Population]] = {
     "dealt": dealt,
+    "means": means,
     "sites": sites,
     "synthetic": synthetic,
 }

@@ -348,20 +348,24 @@ def _part(answer: Answer, asks: Sequence[Ask]) -> list[Answer]:
     """The answer of each ask, from the one to all of them."""
     total = sum(a.m for a in asks)
     parts, pair, output, group = [], 0, 0, 0
+    special = {"metrics"}
+    if isinstance(asks[0], Gradient) and asks[0].into is not None:
+        special |= {"sums", "weight"}
+    if isinstance(asks[0], Gradient) and asks[0].group is not None:
+        special |= {"gram"}
+    values = {f.name: getattr(answer, f.name) for f in fields(answer) if f.name not in special}
+    values = {name: value for name, value in values.items() if value.shape[0] == total}
     for ask in asks:
         mine = slice(pair, pair + ask.m)
-        changes: dict[str, Any] = {}
-        for f in fields(answer):
-            value = getattr(answer, f.name)
-            if f.name == "metrics":
-                changes[f.name] = {name: v[mine] for name, v in value.items()}
-            elif f.name in ("sums", "weight") and isinstance(ask, Gradient) and ask.into is not None:
-                changes[f.name] = value[output : output + (ask.outputs or 0)]
-            elif f.name == "gram" and isinstance(ask, Gradient) and ask.group is not None:
-                groups, size = ask.gram_shape
-                changes[f.name] = value[group : group + groups, :size, :size]
-            elif len(value) == total:
-                changes[f.name] = value[mine]
+        changes: dict[str, Any] = {name: value[mine] for name, value in values.items()}
+        if answer.metrics:
+            changes["metrics"] = {name: v[mine] for name, v in answer.metrics.items()}
+        if isinstance(ask, Gradient) and ask.into is not None:
+            here = slice(output, output + (ask.outputs or 0))
+            changes |= {"sums": answer.sums[here], "weight": answer.weight[here]}
+        if isinstance(ask, Gradient) and ask.group is not None:
+            groups, size = ask.gram_shape
+            changes["gram"] = answer.gram[group : group + groups, :size, :size]
         parts.append(replace(answer, **changes))
         pair += ask.m
         if isinstance(ask, Gradient):

@@ -208,10 +208,10 @@ class StackedFleet(Fleet):
             assert self.population.stream is not None
             x, y = self.population.stream.samples(self._streams_there[clients], samples)
             return x.to(self.dtype), y.to(self.dtype) if y.is_floating_point() else y
-        x = self._inputs[samples]
+        x = _taken(self._inputs, samples)
         if self.population.transform is not None:
             x = self.population.transform(x, keys)
-        y = self._targets[samples]
+        y = _taken(self._targets, samples)
         if self._relabel is not None and clients is not None:
             y = self._relabel[clients, y]
         return (x.to(self.dtype) if x.is_floating_point() else x), y
@@ -1134,6 +1134,11 @@ class StackedFleet(Fleet):
 
 def _store(x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return x.to(device=device, dtype=dtype) if x.is_floating_point() else x.to(device)
+
+
+def _taken(store: Tensor, samples: Tensor) -> Tensor:
+    """The samples with these numbers, as whole rows: on the host much faster than indexing where rows are short."""
+    return store.index_select(0, samples.flatten()).view(*samples.shape, *store.shape[1:])
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -84,9 +84,7 @@ def compare(w: Tensor, truth: Tensor) -> dict[str, float]:
     }
 
 
-def given_to(graph: Tensor, some: Tensor) -> Tensor:
-    """The share of their weight that the other clients give to some of them (n booleans): the mean over their rows."""
-    chosen = some.to(graph.device)
-    rows = graph[~chosen]
+def given_to(rows: Tensor, some: Tensor) -> Tensor:
+    """Which share of its weight each row of a graph gives to some clients (n booleans)."""
     total = rows.sum(1)
-    return (rows[:, chosen].sum(1) / torch.where(total > 0, total, 1)).mean()
+    return rows[:, some.to(rows.device)].sum(1) / torch.where(total > 0, total, 1)

@@ -61,7 +61,8 @@ def draw(out: str | Path) -> list[Path]:
     folder = out / "figures"
     figures = {"curves": _curves(compared, looks), "clients": _clients(compared), "cost": _cost(compared, looks)}
     figures |= {"gains": _gains(compared, looks), "collaborators": _collaborators(compared, looks)}
-    figures |= {f"graph-{row.name}": _graphs(compared, row.name) for row in compared.rows}
+    picture = _weights if any(r["about"].get("helped") for r in compared.results) else _graphs
+    figures |= {f"graph-{row.name}": picture(compared, row.name) for row in compared.rows}
     figures |= {f"clusters-{row.name}": _clusters(compared, row.name) for row in compared.rows}
     figures["architectures"] = _architectures(compared)
     paths = []
@@ -234,6 +235,41 @@ def _graphs(compared: Comparison, algorithm: str) -> Figure | None:
     return figure
 
 
+def _weights(compared: Comparison, algorithm: str) -> Figure | None:
+    """The weights of each who is helped over rounds, a line of pixels for each client that may help, by true group."""
+    result = _of(compared, algorithm)[0]
+    if not (Path(result["run"]) / "graphs.safetensors").is_file():
+        return None
+    about, (learned, _) = result["about"], reading.graphs(Path(result["run"]))
+    helped, rounds = about["helped"], list(learned)
+    over = np.stack(list(learned.values()))  # rounds × helped × clients
+    groups, pools = (np.array(about.get(what) or [0] * compared.clients) for what in ("groups", "pools"))
+    figure = _figure(3.2 * len(helped) + 1.5, 4.2)
+    panels = figure.subplots(1, len(helped), squeeze=False)[0]
+    image = None
+    for k, (axes, key) in enumerate(zip(panels, helped, strict=True)):
+        mine = np.flatnonzero(pools == k)
+        order = mine[np.argsort(groups[mine], kind="stable")]
+        image = axes.imshow(
+            over[:, k, order].T, cmap="YlGnBu", vmin=0, vmax=float(over.max()), aspect="auto", interpolation="nearest"
+        )
+        for border in np.flatnonzero(np.diff(groups[order])) + 0.5:
+            axes.axhline(border, color="#555555", lw=0.5)
+        ticks = np.unique(np.linspace(0, len(rounds) - 1, 5).astype(int))
+        axes.set_xticks(ticks, [str(rounds[i]) for i in ticks])
+        axes.set_title(f"for {key}", fontsize=9, color=INK)
+        axes.set_xlabel("round", fontsize=9)
+        axes.tick_params(length=0, labelsize=7.5, colors=INK)
+    panels[0].set_ylabel("clients, by true group", fontsize=9)
+    assert image is not None
+    bar = figure.colorbar(image, ax=list(panels), shrink=0.8, pad=0.015, aspect=16)
+    bar.set_label("weight", fontsize=8.5)
+    bar.outline.set_visible(False)
+    note = f"seed {result['seed']}; lines: borders of the true groups"
+    _headline(figure, f"Who helps under {algorithm}: {compared.experiment}", note, compared)
+    return figure
+
+
 def _captions(shown: dict[int, NDArray[np.float64]], truth: NDArray[np.float64] | None) -> list[tuple[str, Any]]:
     texts = []
     for t, w in shown.items():
@@ -342,8 +378,10 @@ def _clients(compared: Comparison) -> Figure:
     chosen = [r for r in chosen if r is not alone] or chosen
     scale, main = unit(compared.main)[0], compared.main
     base = None if alone is None else scale * _floats(alone["clients"][main])
-    n = compared.clients
-    order = np.argsort(scale * _floats(chosen[0]["clients"][main]) if base is None else base, kind="stable")
+    first = _floats(chosen[0]["clients"][main])
+    there = np.flatnonzero(np.isfinite(first))
+    n = len(there)
+    order = there[np.argsort((scale * first if base is None else base)[there], kind="stable")]
     wide = min(len(chosen), 5)
     tall = -(-len(chosen) // wide)
     names = n <= NAMED

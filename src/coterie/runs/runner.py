@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie.algorithm import Algorithm, Info
 from coterie.asks import Evaluate, Fit, Own, Plan
-from coterie.data.population import SPLITS
+from coterie.data.population import SPLITS, Population
 from coterie.errors import RecordError
 from coterie.experiments.budget import Budget
 from coterie.fleet.base import Fleet
@@ -73,12 +73,14 @@ class _Run:
     ) -> None:  # fmt: skip
         self.fleet, self.algorithm, self.budget, self.record = fleet, algorithm, budget, record
         task = fleet.task
-        self.main = task.main
+        population = fleet.population
+        self.true_models = population.truth
+        self.main, self.higher = main_of(population)
         for metric in budget.metrics or ():
             task.higher_is_better(metric)  # refuses what the task does not know
         wanted = budget.metrics or task.metrics
         self.metrics = tuple(m for m in task.metrics if m in wanted or m in (task.main, "loss"))
-        self.label = Label(name or type(algorithm).__name__.lower(), fleet.seed, budget.rounds, task.main)
+        self.label = Label(name or type(algorithm).__name__.lower(), fleet.seed, budget.rounds, self.main)
         self.listeners = listeners
         there: list[str] = [s for s in budget.splits if bool(fleet.sizes(s).any())]
         self.splits = there or ["train"]  # everyone has training data
@@ -86,8 +88,14 @@ class _Run:
         self.sizes = {s: fleet.sizes(s).double() for s in SPLITS}
         self.lines: list[dict[str, Any]] = []
         self.rounds: list[tuple[int, Info]] = []  # not yet written
-        self.truth = true_graph(fleet.population.groups)
-        self.attackers = torch.tensor([key in fleet.population.attackers for key in fleet.keys])
+        self.attackers = torch.tensor([key in population.attackers for key in fleet.keys])
+        self.helped = torch.tensor([fleet.keys.index(key) for key in population.helped], dtype=torch.long)
+        self.judged = ~self.attackers
+        if len(self.helped):
+            self.judged = torch.zeros(fleet.n, dtype=torch.bool).index_fill(0, self.helped, True)
+        groups = population.groups
+        self.truth = None if len(self.helped) else true_graph(groups)
+        self.group = None if groups is None or not len(self.helped) else torch.tensor(groups)
         self.early: dict[str, Tensor] = {}  # the graph after an eighth of the rounds, by that round
         self.exact = {"graphs": 0, "exact": 0}  # of the graphs drawn, how many join exactly the true groups
         self.done = 0
@@ -123,10 +131,18 @@ class _Run:
         return self.finish(state, last, graph)
 
     def watched(self, info: Info) -> Info:
-        """With the weight that honest clients give to attackers, where there are any."""
-        if not self.attacked:
+        """With the weight that those who count give to attackers, where there are any.
+
+        Where some are helped and the others only help, their rows are all that is kept of it.
+        """
+        if self.attacked:
+            rows = info.graph[self.judged.to(info.graph.device)]
+            info = replace(info, extra={**info.extra, "on_attackers": given_to(rows, self.attackers).mean()})
+        if not len(self.helped):
             return info
-        return replace(info, extra={**info.extra, "on_attackers": given_to(info.graph, self.attackers)})
+        here = self.helped.to(info.graph.device)
+        loss = None if info.loss is None else info.loss[here.to(info.loss.device)]
+        return replace(info, graph=info.graph[here], ok=info.ok[here.to(info.ok.device)], loss=loss)
 
     @property
     def attacked(self) -> bool:
@@ -153,15 +169,26 @@ class _Run:
         return now
 
     def values(self, models: Tensor | Own, clients: Tensor | None = None) -> Measured:
-        """Metrics of some clients (all by default) on every split, on the host; attackers' do not count."""
+        """Metrics of some clients (all by default) on every split, on the host: of those who count, NaN of others.
+
+        Attackers do not count, and where some are helped only they do. Where true models are known, `distance` is the
+        squared distance to the client's own.
+        """
         clients = self.fleet.everyone if clients is None else clients
-        asks = [Evaluate(clients, models, s, metrics=self.metrics, buffers=self.algorithm.buffers) for s in self.splits]
+        place = self.judged[clients].nonzero().flatten()
+        rows = models[place.to(models.device)] if isinstance(models, Tensor) and models.ndim == 2 else models
+        counted, policy = clients[place], self.algorithm.buffers
+        asks = [Evaluate(counted, rows, split, metrics=self.metrics, buffers=policy) for split in self.splits]
         answers = self.fleet.watch(*asks)
         found = {}
         for split, answer in zip(self.splits, answers if isinstance(answers, tuple) else (answers,), strict=True):
-            stacked = torch.stack([answer.metrics[m].double() for m in self.metrics]).cpu()
-            stacked[:, self.attackers[clients]] = torch.nan
-            found[split] = dict(zip(self.metrics, stacked, strict=True))
+            values = {m: answer.metrics[m] for m in self.metrics}
+            if self.true_models is not None and isinstance(rows, Tensor):
+                values["distance"] = (rows.double().cpu() - self.true_models[counted]).square().sum(1)
+            found[split] = {
+                m: torch.full((len(clients),), torch.nan, dtype=torch.float64).index_copy(0, place, v.double().cpu())
+                for m, v in values.items()
+            }
         return found
 
     def after(self, models: Tensor | Own) -> Measured:
@@ -172,14 +199,14 @@ class _Run:
         fleet, plan = self.fleet, plan.at(self.done)
         architecture = torch.tensor(fleet.population.architecture[: fleet.n])
         none = torch.full((fleet.n,), torch.nan, dtype=torch.float64)
-        found = {split: {m: none.clone() for m in self.metrics} for split in self.splits}
+        found: Measured = {split: {} for split in self.splits}
         for a in architecture.unique():
             clients = (architecture == a).nonzero().flatten()
             start = models if isinstance(models, Own) or models.ndim == 1 else models[clients.to(models.device)]
             rows = fleet.watch(Fit(clients, start, plan, give="rows", track=False)).rows
             for split, values in self.values(rows, clients).items():
                 for metric, value in values.items():
-                    found[split][metric][clients] = value
+                    found[split].setdefault(metric, none.clone())[clients] = value
         return found
 
     def line(self, models: str, split: str, values: dict[str, Tensor]) -> dict[str, Any]:
@@ -258,7 +285,7 @@ class _Run:
             rows, buffers = revealed(self.fleet, personal, averaged=self.algorithm.buffers == "averaged")
             models["last"] = named(self.fleet.keys, rows, buffers)
             models["best"] = named(self.fleet.keys, self.best.rows, self.best.buffers)
-        split = next(name for name in ("test", "validation", "train") if name in last)
+        split = self.reported(last)
         result = {
             "algorithm": self.label.algorithm,
             "seed": self.label.seed,
@@ -273,6 +300,7 @@ class _Run:
             "graph": self.graphs(graph),
             "found": self.exact,
             "on_attackers": self.trusted(graph),
+            "targets": self.targets(last, graph),
             "ledger": self.fleet.ledger.totals(),
             "seconds": self.seconds,
             "rounds_run": self.done,
@@ -297,13 +325,32 @@ class _Run:
         if not self.attacked:
             return {}
         kept = self.early if last is None else {**self.early, str(self.done): last}
-        return {done: float(given_to(graph, self.attackers)) for done, graph in kept.items()}
+        rows = {done: w if len(self.helped) else w[self.judged.to(w.device)] for done, w in kept.items()}
+        return {done: float(given_to(w, self.attackers).mean()) for done, w in rows.items()}
+
+    def targets(self, last: Measured, graph: Tensor | None) -> dict[str, dict[str, Any]]:
+        """Of each who is helped: the metrics in the end, and which share of its weight each true group has."""
+        if not len(self.helped):
+            return {}
+        split = self.reported(last)
+        found = {}
+        for k, client in enumerate(self.helped.tolist()):
+            made: dict[str, Any] = {m: float(v[client]) for m, v in last[split].items()}
+            if graph is not None and self.group is not None:
+                mass = graph[k].cpu().double()
+                made["mass"] = {str(g): float(mass[self.group == g].sum()) for g in self.group.unique().tolist()}
+            found[self.fleet.keys[client]] = made
+        return found
+
+    def reported(self, last: Measured) -> str:
+        """The split that tables show."""
+        return next(name for name in ("test", "validation", "train") if name in last)
 
     def summary(self, values: dict[str, Tensor], split: str) -> dict[str, Any]:
         """The numbers of a table: plain means, the spread over clients, and the main metric in more ways."""
         main = values[self.main]
         main = main[~main.isnan()]
-        worst = (main.min() if self.best.higher else main.max()) if len(main) else torch.nan
+        worst = (main.min() if self.higher else main.max()) if len(main) else torch.nan
         return {
             **{m: float(v.nanmean()) for m, v in values.items()},
             f"{self.main}_std_clients": float(main.std(correction=0)) if len(main) else torch.nan,
@@ -326,6 +373,12 @@ class _Run:
     @property
     def seconds(self) -> float:
         return self.before + time.perf_counter() - self.began
+
+
+def main_of(population: Population) -> tuple[str, bool]:
+    """What tables show first, and whether more of it is better: distances where the true models are known."""
+    task = population.task
+    return ("distance", False) if population.truth is not None else (task.main, task.higher_is_better(task.main))
 
 
 def _light(info: Info) -> Info:

@@ -24,12 +24,12 @@ from coterie.fleet.layout import Layout
 from coterie.fleet.loop import LoopFleet
 from coterie.fleet.participation import Participation
 from coterie.fleet.stacked import StackedFleet
-from coterie.runs import files
+from coterie.runs import files, workers
 from coterie.runs.checkpoint import Checkpoint
 from coterie.runs.files import DiskFullError
 from coterie.runs.listeners import Listener, TensorBoard
 from coterie.runs.record import FORMAT, RESULT, Record, Tell, known, true_graph
-from coterie.runs.runner import Outcome, drive
+from coterie.runs.runner import Outcome, drive, main_of
 
 EXPERIMENT = "experiment.json"
 SMALL = 500_000  # parameters of all clients together
@@ -126,23 +126,48 @@ class Study:
         heard = [*listeners]
         if "tensorboard" in self.experiment.budget.track:
             heard.append(TensorBoard(self.out / "tensorboard"))
-        error: CoterieError | None = None
+        names = list(self.experiment.algorithms if only is None else only)
+        most = self.experiment.budget.workers
+
+        def work(algorithm: str, listeners: Sequence[Listener]) -> None:
+            self._runs(algorithm, listeners, stop)
+
         with self._locked(), self._threads():
-            for algorithm in self.experiment.algorithms if only is None else only:
-                for batch in self._batches(algorithm):
-                    if stop.is_set():
-                        return self.results()
+            if most > 1 and len(names) > 1 and not self.device.startswith("cuda") and workers.able():
+                for seed in self.experiment.budget.seeds:
+                    self.population(seed)  # made once, before the processes part
+                problems = workers.side_by_side(names, work, most, heard, stop)
+            else:
+                problems = []
+                for algorithm in names:
                     try:
-                        self._batch(algorithm, batch, heard, stop)
-                    except DiskFullError as problem:
-                        how = f"free some space and go on with `coterie resume {self.out}`"
-                        raise DiskFullError(f"{problem}; {how}") from problem
+                        work(algorithm, heard)
+                    except DiskFullError:
+                        raise
                     except CoterieError as problem:
-                        error = error or type(problem)(f"{algorithm}: {problem}")
+                        problems.append(problem)
+            if stop.is_set():
+                return self.results()
             self._improved()
+        if problems:
+            raise problems[0]
+        return self.results()
+
+    def _runs(self, algorithm: str, listeners: Sequence[Listener], stop: threading.Event) -> None:
+        """All seeds of one algorithm; what goes wrong on purpose names it, after the other seeds had their turn."""
+        error: CoterieError | None = None
+        for batch in self._batches(algorithm):
+            if stop.is_set():
+                return
+            try:
+                self._batch(algorithm, batch, listeners, stop)
+            except DiskFullError as problem:
+                how = f"free some space and go on with `coterie resume {self.out}`"
+                raise DiskFullError(f"{problem}; {how}") from problem
+            except CoterieError as problem:
+                error = error or type(problem)(f"{algorithm}: {problem}")
         if error is not None:
             raise error
-        return self.results()
 
     # ---- one batch ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +214,8 @@ class Study:
                 continue
             point = points.get(record.folder)
             if point is None:
-                record.begin(self._about(algorithm, seed, batch), true_graph(self.population(seed).groups))
+                people = self.population(seed)
+                record.begin(self._about(algorithm, seed, batch), None if people.helped else true_graph(people.groups))
             else:
                 record.rewind(point, tell)
             going.append((seed, record, point))
@@ -262,7 +288,7 @@ class Study:
     def _about(self, algorithm: str, seed: int, batch: Sequence[int]) -> dict[str, Any]:
         """What run.json says from the start."""
         experiment, population = self.experiment, self.population(seed)
-        facts = dict(population.facts)
+        facts, (main, higher) = dict(population.facts), main_of(population)
         return {
             "experiment": experiment.name,
             "scale": experiment.scale,
@@ -277,8 +303,10 @@ class Study:
             "sizes": {split: population.sizes(split) for split in SPLITS},
             "parameters": population.parameters,
             "task": population.task.name,
-            "main": population.task.main,
-            "higher": population.task.higher_is_better(population.task.main),
+            "main": main,
+            "higher": higher,
+            "helped": population.helped,
+            "pools": population.pools,
             "resplit": bool(facts.pop("resplit", False)),
             "facts": facts,
             "versions": versions(),
