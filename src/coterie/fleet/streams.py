@@ -73,7 +73,7 @@ class Streams:
         for old in list(tables)[:-TABLES]:
             del tables[old]
         missing = local[~sorted_[local]].unique()
-        for some in missing.split(max(1, CACHED // table.shape[1])):
+        for some in missing.split(max(1, CACHED // table.shape[1])) if len(missing) else ():
             table[some.to(self.device)] = self._sorted(split, block, some)
             sorted_[some] = True
         return table
