@@ -13,15 +13,12 @@ import argparse
 import shlex
 import statistics
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from coterie.data.population import Population
 from coterie.errors import CoterieError
 from coterie.experiments import reader
 from coterie.experiments.reader import Experiment
@@ -32,17 +29,6 @@ from coterie.runs.listeners import Terminal
 from coterie.runs.study import EXPERIMENT, Study
 
 Cell = dict[str, Any]
-
-
-class Judged(Study):
-    """A study that measures the first client only: the others' test data are left out."""
-
-    def population(self, seed: int) -> Population:
-        """The clients of a seed."""
-        made = super().population(seed)
-        none = torch.empty(0, dtype=torch.long)
-        tests = (made.index["test"][0], *[none] * (len(made.keys) - 1))
-        return replace(made, index={**made.index, "test": tests})
 
 
 def read(options: argparse.Namespace, kind: str) -> Experiment:
@@ -60,7 +46,7 @@ def read(options: argparse.Namespace, kind: str) -> Experiment:
 def cells(options: argparse.Namespace, kind: str) -> dict[str, Cell]:
     """For each algorithm the target's accuracy and its weight on attackers, seed by seed."""
     out = options.out / kind
-    study = Judged.find(out) if (out / EXPERIMENT).exists() else Judged.begin(read(options, kind), out)
+    study = Study.find(out) if (out / EXPERIMENT).exists() else Study.begin(read(options, kind), out)
     found: dict[str, Cell] = {}
     for result in study.go([Terminal(Console(stderr=True))]):
         about = study.record(result["algorithm"], result["seed"]).about

@@ -19,6 +19,7 @@ from coterie.report.numbers import NOTHING, human, title, unit, value
 from coterie.report.reading import finished, runs
 
 Result = dict[str, Any]
+HELPED = "After the last round, for each client that is helped; and where its weight is, in per cent by true group."
 REFERENCE = "local"  # what collaboration must beat
 BOUND = "oracle"  # is told the true groups, so it wins nothing
 
@@ -43,6 +44,7 @@ class Row:
     broadcast: float
     seeds: tuple[int, ...]
     train: float | None  # the models of `best` on training data, mean over seeds, where it was measured
+    targets: list[dict[str, Any]]  # for each seed, what those who are helped have in the end
     on_attackers: float | None  # the share of honest clients' weight that attackers have in the end, mean over seeds
 
     @property
@@ -107,6 +109,23 @@ class Comparison:
         named = title(self.main)
         more = ["on attackers"] * self.attacked + ["train", "gap"] * self.trained
         return ["algorithm", named, *more, "last round", "spread", "worst client", "better off", "sent", "broadcast"]
+
+    @property
+    def helped(self) -> tuple[list[str], list[list[str]]]:
+        """Where some are helped and the others only help: a header, and a row for each algorithm; else nothing."""
+        first = self.rows[0].targets[0]
+        if not first or not all("mass" in told for told in first.values()):
+            return [], []
+        lines = []
+        for row in self.rows:
+            cells = [row.name]
+            for key in first:
+                told = [targets[key] for targets in row.targets]
+                shares = [_mean([100 * t["mass"][g] for t in told]) for g in told[0]["mass"]]
+                values = _over_seeds(self.main, [_number(t[self.main]) for t in told])
+                cells.append(f"{values}; {' / '.join(f'{share:.0f}' for share in shares)}")
+            lines.append(cells)
+        return ["algorithm", *(f"{title(self.main)} for {key}" for key in first)], lines
 
     @property
     def trained(self) -> bool:
@@ -176,6 +195,14 @@ def table(results: Sequence[Result]) -> Group:
         for row in each.rows:
             drawn.add_row(*map(escape, each.cells(row)), style="bold" if row is each.winner else "")
         made.append(drawn)
+        names, lines = each.helped
+        if lines:
+            more = Table(caption=HELPED, caption_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+            for place, column in enumerate(names):
+                more.add_column(escape(column.replace(" for ", "\nfor ")), justify="right" if place else "left")
+            for cells in lines:
+                more.add_row(*map(escape, cells))
+            made.append(more)
     return Group(*made)
 
 
@@ -188,6 +215,10 @@ def markdown(results: Sequence[Result]) -> str:
             cells = [cell.replace("|", "\\|") for cell in each.cells(row)]
             text.append(_pipe([cells[0], f"**{cells[1]}**", *cells[2:]] if row is each.winner else cells))
         parts.append("\n".join([*text, "", each.foot, ""]))
+        head, lines = each.helped
+        if lines:
+            rule = "|:--|" + "--:|" * (len(head) - 1)
+            parts.append("\n".join([_pipe(head), rule, *map(_pipe, lines), "", HELPED, ""]))
     return "\n".join(parts)
 
 
@@ -258,6 +289,7 @@ def _rows(results: Sequence[Result]) -> list[Row]:
                 broadcast=_mean([moved(r, "broadcast") for r in members]),
                 seeds=tuple(r["seed"] for r in members),
                 train=_mean(trained) if trained else None,
+                targets=[r.get("targets") or {} for r in members],
                 on_attackers=_mean(weights) if weights else None,
             )
         )
