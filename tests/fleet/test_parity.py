@@ -280,3 +280,22 @@ def test_augmentation_is_keyed_by_sample_and_not_by_place() -> None:
         for t, answers in enumerate(walk(StackedFleet(shaky, seed=3, dtype=torch.float64, chunk=chunk), ASKS, 2)):
             for name, answer in answers.items():
                 close(answer, expected[t][name], name)
+
+
+def test_every_kind_of_augmentation_is_the_same_in_both_fleets() -> None:
+    from coterie.data.augment import Augment
+
+    draw = torch.Generator().manual_seed(0)
+    images = [torch.randint(256, (9 + 4 * i, 3, 6, 6), generator=draw).byte() for i in range(3)]
+    people = population(
+        [Client(f"c{i}", (x, torch.arange(len(x)) % 3)) for i, x in enumerate(images)],
+        model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 3)),
+        transform=Augment(crop=2, flip=True, jitter=(0.3, 0.2, 0.4, 0.1), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.2)),
+    )
+    found = []
+    for fleet in (LoopFleet(people, seed=3), StackedFleet(people, seed=3), StackedFleet(people, seed=3, chunk=1)):
+        x = fleet.initial(shared=True)
+        found.append([fleet.ask(Gradient(fleet.everyone, x, 5, draw=torch.tensor(d))).rows for d in (0, 1)])
+    for rows in found[1:]:
+        torch.testing.assert_close(rows, found[0], rtol=0, atol=1e-5)
+    assert (found[0][0] - found[0][1]).abs().max() > 0.1  # another draw, another batch and other views

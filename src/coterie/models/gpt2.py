@@ -4,6 +4,7 @@ Rank 4 beside the matrices of attention and MLP makes 589,824 trained numbers of
 """
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,9 @@ class GPT2(nn.Module):
             fan_in_fan_out=True,
             task_type="CAUSAL_LM",
         )
-        self.adapted: Any = get_peft_model(base, lora)
+        with warnings.catch_warnings():  # peft asks transformers in words that these no longer like
+            warnings.simplefilter("ignore", FutureWarning)
+            self.adapted: Any = get_peft_model(base, lora)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits of the token after each."""

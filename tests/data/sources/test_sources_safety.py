@@ -4,14 +4,31 @@ import io
 import os
 import pickle
 import random
+import shutil
 import tarfile
 import zipfile
 
 import numpy as np
 import pytest
-from published import ar, cifar, cifar10_binary, cifar10_python, deb, mnist, packed, python2, python3, tar, zipped
+from published import (
+    ar,
+    cifar,
+    cifar10_binary,
+    cifar10_pictures,
+    cifar10_python,
+    cifar100_python,
+    deb,
+    mnist,
+    packed,
+    python2,
+    python3,
+    shrunk,
+    tar,
+    zipped,
+)
 
-from coterie.data.sources import pickles, unpack
+from coterie.data.sources import cifar as cifar_sets
+from coterie.data.sources import door, idx, pickles, store, unpack
 from coterie.errors import DataError
 
 OUTSIDE = ["../evil", "a/../../evil", "/etc/evil", "..\\evil", "C:\\evil", "C:/evil", "a/.."]
@@ -197,7 +214,6 @@ def seeds(tmp_path):
     zipped(tmp_path / "s.zip", few)
     deb(tmp_path / "s.deb", few, "gz")
     deb(tmp_path / "t.deb", few)
-    assert cifar10_binary(images, labels)
     archives = [(path.suffix, path.read_bytes()) for path in sorted(tmp_path.glob("[st].*"))]
     small = {b"data": np.zeros((2, 6), np.uint8), b"labels": [1, 2], b"name": b"x"}
     batch = next(iter(cifar10_python(images[:, :, :2, :2].repeat(16, 2).repeat(16, 3), labels).values()))
@@ -241,6 +257,39 @@ def test_fuzz(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_fuzz_ten_thousand(tmp_path, monkeypatch):
     assert fuzzed(10_000, tmp_path, monkeypatch) > 10_000
+
+
+def published(images, labels):
+    """Small data sets as files in a folder, and how they are read."""
+    ten = shrunk(cifar_sets.CIFAR10, counts=(10, 4))
+    return {
+        "mnist": (shrunk(idx.MNIST, counts=(12, 6)), packed(mnist()[0])),
+        "cifar10, bytes": (ten, cifar10_binary(images, labels)),
+        "cifar10, pickles": (ten, cifar10_python(images, labels)),
+        "cifar10, pictures": (ten, cifar10_pictures(images, labels)),
+        "cifar100": (shrunk(cifar_sets.CIFAR100, counts=(10, 4)), cifar100_python(images, labels, 10)),
+    }
+
+
+@pytest.mark.parametrize("name", published(*cifar()))
+@pytest.mark.parametrize("count", [12, pytest.param(500, marks=pytest.mark.full)])
+def test_a_data_set_with_a_mutated_file_is_there_whole_or_not_at_all(name, count, home, tmp_path):
+    spec, files = published(*cifar())[name]
+    for path, content in files.items():
+        (tmp_path / "mine" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / path).write_bytes(content)
+    chance = random.Random(2)
+    for _ in range(count):
+        path = chance.choice(sorted(files))
+        (tmp_path / "mine" / path).write_bytes(mutated(files[path], chance))
+        try:
+            place = door.obtain(spec, "files", tmp_path / "mine")
+            store.verify(spec.name)
+            shutil.rmtree(place)
+        except DataError:
+            pass
+        assert [left.name for left in home.iterdir()] == [".locks"]
+        (tmp_path / "mine" / path).write_bytes(files[path])
 
 
 def test_pictures_that_are_none_are_refused():
