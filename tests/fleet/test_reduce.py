@@ -19,3 +19,18 @@ def test_rows_that_hold_anything_but_numbers_are_found_and_emptied() -> None:
     assert good.tolist() == [True, False, False, False, True, True]
     assert torch.equal(zeroed(rows, good)[1:4], torch.zeros(3, 2))
     assert torch.equal(zeroed(rows, good)[[0, 4, 5]], rows[[0, 4, 5]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_are_finite_if_every_number_is(dtype: torch.dtype) -> None:
+    """Also where their sum is not, and where what is not finite would cancel."""
+    most = torch.finfo(dtype).max
+    rows = torch.ones(6, 50, dtype=dtype)
+    rows[0] = most
+    rows[1, 7] = float("nan")
+    rows[2, 3], rows[2, 4] = float("inf"), -float("inf")
+    rows[3, 49] = -float("inf")
+    rows[4, :2] = torch.tensor([most, -most])
+    assert finite(rows).tolist() == [True, False, False, False, True, True]
+    assert finite(rows[4:]).tolist() == [True, True]
+    assert finite(rows[:, :0]).tolist() == [True] * 6
