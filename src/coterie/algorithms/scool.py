@@ -17,9 +17,11 @@ W's rows are normalised with i itself among them, as in the authors' runs (`norm
 letter, own weight one and the others' as they are. Of every prior w_ii comes from the E-step like any w_ij.
 
 After `warmup` rounds each client keeps the share `budget` of the others that weigh most with it, for good, and is
-measured on their data and takes their updates only. Before, `peers` = k measures k random others a round in place of
-all; what was measured earlier stays valid until it is measured anew. Absent clients are neither measured nor listened
-to. `own`, such as "head", names a part of the model that is not mixed (it travels, to be measured).
+measured on their data and takes their updates only. Updates are mixed, not models: equal rows of W keep the models of a
+community together, but from the cut on rows differ and nothing pulls the models back. Before it, `peers` = k measures k
+random others a round in place of all; what was measured earlier stays valid until it is measured anew. Absent clients
+are neither measured nor listened to. `own`, such as "head", names a part of the model that is not mixed (it travels, to
+be measured).
 
 The paper has no `baseline`: there D_j counts for nothing where Y_ij = 0, and since P(D_j|θ_i) < 1 the most likely graph
 is the empty one. Block models that fit B (the authors' do not) approach it from round to round, and communities fade.

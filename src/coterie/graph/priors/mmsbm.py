@@ -10,7 +10,7 @@ All φ→ are independent of each other given the rest, and so are all φ←: ea
 Sums run over measured pairs of two; α follows its gradient as in the block model. Every start has everyone of one
 community towards all, found by such a block model: memberships drawn pair by pair average out, and B with them.
 
-Memberships take 2·n²·M numbers, in an E-step about nine times that: beyond LIMIT bytes the prior refuses.
+Memberships take 2·n²·M numbers, in an E-step ten to twelve times that: beyond LIMIT bytes the prior refuses.
 """
 
 from dataclasses import dataclass
