@@ -30,7 +30,7 @@ def test_rows_are_finite_if_every_number_is(dtype: torch.dtype) -> None:
     rows[1, 7] = float("nan")
     rows[2, 3], rows[2, 4] = float("inf"), -float("inf")
     rows[3, 49] = -float("inf")
-    rows[4, :2] = torch.tensor([most, -most])
+    rows[4, :2] = torch.tensor([most, -most], dtype=dtype)
     assert finite(rows).tolist() == [True, False, False, False, True, True]
     assert finite(rows[4:]).tolist() == [True, True]
     assert finite(rows[:, :0]).tolist() == [True] * 6
