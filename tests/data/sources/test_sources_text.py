@@ -106,7 +106,7 @@ def packages(folder, pages=40):
         members = {
             f"./usr/share/libreoffice/help/{language}/text/scalc/{number}.html": (
                 f'<div id="DisplayArea"><p>{word} {word} pàgina número {number} aquí</p>'
-                f"<p>{word} {word} same paragraph on all</p></div>"
+                f"<p>{word} {word} same paragraph on all</p><p>svc.Get(a: any, b: any): any {number}</p></div>"
             ).encode()
             for number in range(pages)
         }
@@ -134,6 +134,7 @@ def test_four_languages(tools, tmp_path):
         pages = [json.loads(line) for line in (tools / "languages" / f"{language}.jsonl").read_text().splitlines()]
         assert len(pages) == 45
         assert sum("same paragraph" in page["text"] for page in pages) == 1
+        assert not any("svc.Get" in page["text"] for page in pages)  # the same in every language
     names = {page["page"]: languages.side(page["page"]) for page in pages}
     assert set(names.values()) == {"train", "validation", "test"}
     found = tokens.gpt2().decode(store.array(tools / "languages", "nl-test").tolist(), skip_special_tokens=False)

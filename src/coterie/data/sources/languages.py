@@ -2,11 +2,14 @@
 
 The four are translations of the same pages, so a page is on the same side of the split in every language: by page,
 never by line, and one in ten each for validation and testing, chosen by a hash of the page's name. Many help pages
-repeat paragraphs of others: a paragraph is kept on the first page that has it, so that no test page was trained on.
+repeat paragraphs of others: a paragraph is kept on the first page that has it, so that no test page was trained on. One
+that is word for word the same in several languages is code, or was never translated, and is left out.
 """
 
 import json
+from collections import Counter
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +139,9 @@ def _pages(folder: Path, archive: str, language: str) -> dict[str, list[str]]:
     return found
 
 
-def _once(pages: dict[str, list[str]]) -> dict[str, str]:
+def _once(pages: dict[str, list[str]], left_out: set[str]) -> dict[str, str]:
     """Every paragraph on the first page that has it only; pages in order, without those that are empty then."""
-    seen: set[str] = set()
+    seen = set(left_out)
     kept = {}
     for name in sorted(pages):
         new = [text for text in dict.fromkeys(pages[name]) if text not in seen]
@@ -152,10 +155,16 @@ def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
     """Clean every page, split by page, and make tokens once."""
     encode = tokens.gpt2().encode_batch
     counts: dict[str, dict[str, int]] = {}
-    with progress.bar("four languages", len(LANGUAGES), unit="languages") as advance:
+    with progress.bar("four languages", 2 * len(LANGUAGES), unit="steps") as advance:
+        found: dict[str, dict[str, list[str]]] = {}
         for language in LANGUAGES:
-            found = _pages(folder, f"libreoffice-help-{language}_*.deb", language)
-            pages = _once(found | _pages(folder, f"{_GUIDE}_*.deb", language))
+            found[language] = _pages(folder, f"libreoffice-help-{language}_*.deb", language)
+            found[language] |= _pages(folder, f"{_GUIDE}_*.deb", language)
+            advance(1)
+        each = [{text for page in pages.values() for text in page} for pages in found.values()]
+        common = {text for text, languages in Counter(chain.from_iterable(each)).items() if languages > 1}
+        for language in LANGUAGES:
+            pages = _once(found[language], common)
             if not pages:
                 raise DataError(f"the packages in {folder} hold no page in the language {language}")
             counts[language] = {"pages": len(pages), "characters": sum(map(len, pages.values()))}
