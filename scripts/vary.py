@@ -25,6 +25,7 @@ from coterie.runs import files
 from coterie.runs.study import EXPERIMENT, Study
 
 Result = dict[str, Any]
+WIDE = 4  # panels side by side
 
 
 def arguments() -> argparse.Namespace:
@@ -43,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
-    parser.add_argument("--beside", type=Path, metavar="FILE", help="JSON of another study, drawn in the same figure")
+    parser.add_argument("--beside", type=Path, action="append", default=[], metavar="FILE", help="also draw this JSON")
     return parser.parse_args()
 
 
@@ -99,10 +100,15 @@ def _mean(values: list[float | None]) -> float | None:
 def draw(study: dict[str, dict[str, Any]], metric: str, graph: str | None, path: Path) -> None:
     """A panel for each factor, a line for each algorithm; below it, if asked for, how good the last graphs are."""
     kinds = [("mean", metric)] + ([(f"graph_last_{graph}", f"{graph} of the last graph")] if graph else [])
-    figure = Figure(figsize=(4.2 * len(study), 3.4 * len(kinds)), layout="constrained")
-    panels = figure.subplots(len(kinds), len(study), squeeze=False, sharey="row")
-    for row, (kind, label) in zip(panels, kinds, strict=True):
-        for axes, (factor, values) in zip(row, study.items(), strict=True):
+    wide = min(len(study), WIDE)
+    tall = -(-len(study) // wide)
+    figure = Figure(figsize=(4.2 * wide, 3.4 * tall * len(kinds)), layout="constrained")
+    panels = figure.subplots(tall * len(kinds), wide, squeeze=False, sharey="row" if len(kinds) > 1 else True)
+    blocks = panels.reshape(len(kinds), tall * wide)
+    for block, (kind, label) in zip(blocks, kinds, strict=True):
+        for axes in block[len(study) :]:
+            axes.set_visible(False)
+        for axes, (factor, values) in zip(block, study.items(), strict=False):
             for name in next(iter(values.values())):
                 points = [table[name].get(kind) for table in values.values()]
                 if None in points:  # without a graph
@@ -113,9 +119,9 @@ def draw(study: dict[str, dict[str, Any]], metric: str, graph: str | None, path:
             owners, _, settings = zip(*(path.rpartition(".") for path in factor.split("+")), strict=True)
             axes.set_xlabel(f"{' + '.join(settings).replace('_', ' ')} ({owners[0]})")
             axes.spines[["top", "right"]].set_visible(False)
-        row[0].set_ylabel(label.replace("_", " "))
-    for axes in panels[0]:
-        axes.legend(frameon=False, fontsize=8)
+            axes.legend(frameon=False, fontsize=8)
+        for axes in block[::wide]:
+            axes.set_ylabel(label.replace("_", " "))
     figure.savefig(path, dpi=130)
 
 
@@ -137,8 +143,8 @@ def main() -> None:
         told = {"command": shlex.join(["python", *sys.argv]), "metric": metric, "study": study}
         files.write_json(options.json, told)
     if options.figure:
-        if options.beside:
-            study = files.read_json(options.beside)["study"] | study
+        for other in reversed(options.beside):
+            study = {f"{other.stem}: {k}": v for k, v in files.read_json(other)["study"].items()} | study
         draw(study, metric, options.graph, options.figure)
 
 
