@@ -28,6 +28,7 @@ def labelled(train: int = 2000, test: int = 400, classes: int = 10, owners: int 
 
 
 DATA = labelled(owners=4)
+GROUPED = {"alpha": 0.7, "target": "site 1", "mixed": "site 2", "clients": 7, "near": 3, "samples": 60}
 # One way to call each partition, and whether training shares are disjoint and cover the training set.
 WAYS: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
     "iid": ("iid", {"clients": 7}, True, True),
@@ -52,6 +53,8 @@ WAYS: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
     "owners": ("cluster_split", {"clients_per_owner": 3}, True, True),
     "mix": ("target_mix", {"alpha": 0.7}, True, False),
     "mix, extra": ("target_mix", {"alpha": 0.7, "extra": 5}, True, False),
+    "group": ("target_group", GROUPED, True, False),
+    "group, extra": ("target_group", GROUPED | {"extra": 5}, True, False),
 }
 
 
@@ -98,6 +101,39 @@ def test_what_holds_for_all(way: str, seed: int) -> None:
         assert np.array_equal(graph, np.array([[a == b for b in p.groups] for a in p.groups], float))
         assert np.allclose(rows.sum(1), 1)
         assert np.array_equal(rows > 0, graph > 0)
+
+
+def test_target_group_is_meritfeds() -> None:
+    number = np.arange(len(DATA.targets)) % 4
+    data = replace(DATA, facts={"owners": ["anger", "joy", "neutral", "fear"]}, groups=number)
+    settings = {"alpha": 0.7, "target": "joy", "mixed": "neutral", "clients": 7, "near": 2, "samples": 60, "seed": 1}
+    p = partition("target_group", data, extra=9, **settings)
+    held = [np.bincount(data.groups[np.r_[p.train[i], p.validation[i]]], minlength=4).tolist() for i in range(7)]
+    assert held[1:3] == [[0, 42, 18, 0]] * 2
+    assert held[3:] == [[60, 0, 0, 0], [0, 0, 60, 0], [0, 0, 0, 60], [60, 0, 0, 0]]
+    assert len(p.train[0]) == 60
+    assert set(data.groups[np.r_[p.train[0], p.validation[0], p.test[0]]]) == {1}
+    assert len(p.validation[0]) == 9
+    assert min(p.validation[0]) >= data.train
+    assert p.helped == (0,)
+    assert p.groups.tolist() == [0, 1, 1, 2, 2, 2, 2]
+    scarce = replace(data, groups=np.where(np.arange(len(number)) % 40 == 3, 3, np.arange(len(number)) % 3))
+    few = partition("target_group", scarce, **settings)
+    last = np.bincount(scarce.groups[np.r_[few.train[5], few.validation[5]]], minlength=4).tolist()
+    assert last == [0, 0, 60 - last[3], last[3]]  # all there is of that group, and the rest is neutral
+    assert 0 < last[3] == int((scarce.groups[: data.train] == 3).sum()) < 60
+    cut = partition("target_group", replace(data, train=len(number)), **settings)  # no test samples from the publisher
+    assert cut.resplit
+    assert not few.resplit
+    assert len(cut.test[0]) == round(0.2 * (number == 1).sum())
+    for wrong, words in (
+        ({"target": "jo"}, "did you mean joy"),
+        ({"mixed": "joy"}, "must be different groups"),
+        ({"samples": 300}, "joy has no 210 samples left"),
+        ({"extra": 5000}, "extra must be fewer"),
+    ):
+        with pytest.raises((DataError, SettingError), match=words):
+            partition("target_group", data, **(settings | wrong))
 
 
 @given(clusters=st.integers(1, 10), seed=seeds)

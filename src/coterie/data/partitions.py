@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from coterie.data.dataset import Dataset
 from coterie.errors import DataError, SettingError
-from coterie.settings import call, real, whole
+from coterie.settings import call, hint, real, whole
 
 Places = NDArray[np.int64]
 DRAWS = 10_000  # how often Dirichlet shares are redrawn before giving up on the minimum size
@@ -575,6 +575,82 @@ def target_mix(
     return replace(dealt, train=train, validation=held_out, resplit=True, facts=facts)
 
 
+def target_group(
+    dataset: Dataset,
+    *,
+    target: str,
+    mixed: str,
+    alpha: float,
+    clients: int = 20,
+    near: int = 10,
+    samples: int = 100,
+    extra: int = 0,
+    test: float = 0.2,
+    validation: float = 0.1,
+    seed: int = 0,
+) -> Partition:
+    """One target, clients near to it, and strangers (MeritFed §4.3), by `dataset.groups`; no text held twice.
+
+    All have so many `samples`. Client 0 has the group `target`; the next `near` clients a share `alpha` of it and
+    1 − alpha of the group `mixed`; the others one of the other groups each, in turn, filled up from `mixed`. Everyone
+    is tested on all test samples of the groups it holds. Without any from the publisher the share `test` of each group
+    is kept for that, and with `extra` the target validates on so many of its test samples: both are `resplit`.
+    """
+    rng = np.random.default_rng(seed)
+    real("alpha", alpha, 0, 1)
+    real("test", test, 0, 0.9)
+    whole("near", near, 1)
+    whole("clients", clients, near + 2)
+    whole("samples", samples, 2)
+    whole("extra", extra, 0)
+    if dataset.groups is None:
+        raise DataError(f"data set {dataset.name} has no groups; deal it with another partition, such as target_mix")
+    names = [str(name) for name in dataset.facts.get("owners", np.unique(dataset.groups))]
+    codes = list(range(len(names))) if "owners" in dataset.facts else list(np.unique(dataset.groups))
+    for name in (target, mixed):
+        if name not in names:
+            raise SettingError(f"no group is called {name!r}: {hint(name, names)}")
+    if target == mixed:
+        raise SettingError(f"target and mixed must be different groups, not both {target!r}")
+    aim, filler = names.index(target), names.index(mixed)
+    held, judged = [], []
+    for code in codes:
+        own = np.flatnonzero(dataset.groups == code)
+        mine, kept = rng.permutation(own[own < dataset.train]), own[own >= dataset.train]
+        if dataset.train == len(dataset.targets):
+            kept, mine = np.split(mine, [max(1, round(test * len(mine)))])
+        held.append(mine)
+        judged.append(rng.permutation(kept))
+
+    def take(group: int, count: int) -> Places:
+        if count > len(held[group]):
+            raise DataError(f"group {names[group]} has no {count} samples left; take fewer clients or samples")
+        chosen, held[group] = np.split(held[group], [count])
+        return chosen
+
+    close = round(alpha * samples)
+    parts = [(aim, samples, 0), *[(aim, close, samples - close)] * near]
+    others = [g for g in range(len(names)) if g != aim]
+    left = {g: len(held[g]) for g in others}
+    for i in range(clients - near - 1):
+        g = others[i % len(others)]
+        most = samples if g == filler else min(samples, left[g])
+        left[g] -= most
+        parts.append((g, most, samples - most))
+    shares = [np.concatenate([take(g, most), take(filler, rest)]) for g, most, rest in parts]
+    if extra >= len(judged[aim]):
+        raise DataError(f"group {target} has {len(judged[aim])} test samples; extra must be fewer")
+    taken, judged[aim] = np.split(judged[aim], [extra])
+    tests = [np.concatenate([judged[g] if most else judged[g][:0], judged[filler][: len(judged[filler]) * bool(rest)]])
+             for g, most, rest in parts]  # fmt: skip
+    groups = np.repeat([0, 1, 2], [1, near, clients - near - 1])
+    dealt = replace(_finish(dataset, rng, shares, tests, validation, groups=groups), helped=(0,))
+    if extra:
+        dealt = replace(dealt, train=(np.sort(shares[0]), *dealt.train[1:]),
+                        validation=(np.sort(taken), *dealt.validation[1:]))  # fmt: skip
+    return replace(dealt, resplit=bool(extra) or dataset.train == len(dataset.targets))
+
+
 PARTITIONS: dict[str, Callable[..., Partition]] = {
     function.__name__: function
     for function in (
@@ -587,6 +663,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
         shards,
         cluster_split,
         target_mix,
+        target_group,
     )
 }
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -88,13 +88,15 @@ def dealt(
     table: str | None = None,
     public: Mapping[str, Any] | None = None,
     models: str = "in turn",
+    encode: Literal["none", "minilm"] = "none",
 ) -> Population:
     """A data set dealt to clients anew for each seed, unless the partition fixes its own.
 
     Of several models, client i gets number i modulo their count; with `models = "by size"` they are drawn, a larger one
     the likelier the more data the client has (see `_by_size`). With `table` (federated or client) the data are a
     table whose gaps are filled and columns scaled by training rows. Clients with natural owners are called by them.
-    `public` says of which inputs everyone's predictions may be asked (see coterie.data.public).
+    `public` says of which inputs everyone's predictions may be asked (see coterie.data.public). With
+    `encode = "minilm"` texts are what that encoder makes of them, once and for all: a model learns the layers after it.
     """
     from coterie.data.sources import load
 
@@ -103,6 +105,8 @@ def dealt(
         dataset = build(Volumes, {"seed": seed, **settings}, "population.data").dataset()
     else:
         dataset = load(name, **settings)
+    if encode == "minilm":
+        dataset = replace(dataset, inputs=_encoded(name, **settings))
     shown: dict[str, Any] = {}
     if public is not None:
         wanted = build(Shown, public, "population.public")
@@ -132,6 +136,15 @@ def dealt(
         keys=_owners(division),
         public=shown,
     )
+
+
+@lru_cache(maxsize=1)
+def _encoded(name: str, **settings: Any) -> Any:
+    """What MiniLM makes of the texts of a data set: half a minute for all seeds together."""
+    from coterie.data.sources import load
+    from coterie.models.minilm import embedded
+
+    return embedded(load(name, **settings).inputs)
 
 
 def _by_size(sizes: Sequence[int], makers: Sequence[Callable[[], nn.Module]], seed: int) -> list[int]:

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coterie.errors import DataError, ModelError
@@ -46,11 +48,24 @@ class TextClassifier(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits."""
-        there = (ids != _PAD).to(self.head.weight.dtype)
+        there = (ids != _PAD).to(self.encoder.dtype)
         mask = (1 - there[:, None, None, :]) * torch.finfo(there.dtype).min
         hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
         pooled = (hidden * there[..., None]).sum(1) / there.sum(1, keepdim=True).clamp(min=1)
         return self.head(pooled)  # type: ignore[no-any-return]
+
+
+def embedded(ids: NDArray[Any], block: int = 64) -> NDArray[np.float32]:
+    """What the installed MiniLM makes of texts, as token numbers N × L: the mean over each text's tokens."""
+    model = minilm(2).eval()
+    model.head = nn.Identity()  # type: ignore[assignment]
+    length = (ids != _PAD).sum(1)
+    order = np.argsort(length, kind="stable")  # texts of about a length together: padding costs as much as words
+    out = np.zeros((len(ids), model.encoder.config.hidden_size), dtype=np.float32)
+    with torch.no_grad():
+        for some in np.split(order, range(block, len(order), block)):
+            out[some] = model(torch.from_numpy(ids[some, : max(1, int(length[some].max()))]).long()).numpy()
+    return out
 
 
 def minilm(classes: int) -> TextClassifier:
