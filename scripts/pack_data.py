@@ -175,7 +175,7 @@ def join(folders: list[Path], base: Path) -> Path:
     ):
         sys.exit("the index names a place outside the data set; it is refused")
     base.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".new-{name}-", dir=base))
+    new = Path(tempfile.mkdtemp(prefix=f".new-{name}.", dir=base))
     try:
         with lzma.open(io.BufferedReader(Joined(parts), BLOCK)) as stream:
             for facts in index["files"]:

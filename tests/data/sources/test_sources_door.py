@@ -292,11 +292,13 @@ def test_a_damaged_installation_is_not_here_and_mends(publisher, home):
 
 
 def test_what_a_killed_process_left_is_swept(publisher, home):
-    left = home / ".new-mnist-dead"
+    left, others = home / ".new-mnist.dead", home / ".new-mnist-tokenizer.alive"
     left.mkdir(parents=True)
+    others.mkdir()
     (left / "inputs.npy").write_bytes(b"half")
     door.obtain(official(publisher), OFFICIAL, None)
     assert not left.exists()
+    assert others.exists()
 
 
 def test_every_source_that_failed_is_named(publisher, home, monkeypatch):

@@ -97,7 +97,7 @@ def install(spec: Spec, source: str, path: Path | None, progress: Progress) -> P
             folder = base / ".downloads" / spec.name
             folder.mkdir(parents=True, exist_ok=True)
         else:
-            folder = Path(tempfile.mkdtemp(prefix=f".new-{spec.name}-", dir=base))
+            folder = Path(tempfile.mkdtemp(prefix=f".new-{spec.name}.", dir=base))
     except OSError as problem:
         raise store.explain(problem, f"data set {spec.name} cannot be installed") from problem
     kept = False

@@ -170,7 +170,7 @@ def _flush(folder: Path) -> None:
 
 def sweep(name: str) -> None:
     """Drop what a killed process left; call it under the lock only."""
-    for left in root().glob(f".new-{name}-*"):
+    for left in root().glob(f".new-{name}.*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -183,7 +183,7 @@ def installing(name: str, facts: dict[str, Any]) -> Iterator[Writer]:
     base = root()
     try:
         base.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".new-{name}-", dir=base))
+        folder = Path(tempfile.mkdtemp(prefix=f".new-{name}.", dir=base))
     except OSError as problem:
         raise explain(problem, f"data set {name} cannot be installed") from problem
     try:
