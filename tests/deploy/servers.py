@@ -1,5 +1,6 @@
 """What Flower starts as the server in tests: rounds begin when the test lets them, and messages may come twice."""
 
+import json
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ from coterie.fleet.remote import RemoteFleet
 from coterie.runs import served
 
 MARK = "COTERIE_TEST_DEPLOYMENT"
-GATE = "rounds.txt"
+GATE, PRESENT = "rounds.txt", "present.jsonl"
 COMPONENTS = """\
 import sys
 
@@ -25,14 +26,17 @@ __all__ = ["client", "server"]
 
 
 class Paced(RemoteFleet):
-    """Begins a round when so many may begin; until then it takes in whoever comes."""
+    """Begins a round when so many may begin; until then it takes in whoever comes. Notes who was there."""
 
     def begin(self, t: int) -> None:
-        gate = Path(os.environ[MARK]) / GATE
-        while int(gate.read_text()) <= t:
+        root = Path(os.environ[MARK])
+        while int((root / GATE).read_text()) <= t:
             self.meet()
             time.sleep(0.2)
         super().begin(t)
+        here = [key for key, present in zip(self.keys, self.present.tolist(), strict=True) if present]
+        with (root / PRESENT).open("a") as file:
+            file.write(json.dumps([t, here]) + "\n")
 
 
 class Twice:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import actors
 from coterie.data import holding
 from coterie.experiments import reader
-from coterie.fleet.participation import Participation, Rule
+from coterie.fleet.base import Fleet
 from coterie.fleet.stacked import StackedFleet
 from coterie.runs.runner import Outcome, drive
 from coterie.sites.folder import schema
@@ -154,7 +154,7 @@ def of_pictures(root: Path, *clients: str) -> dict[str, Sources]:
 # ---- what a simulator makes of the same ------------------------------------------------------------------------------
 
 
-def simulated(deployment: Deployment, name: str, *rules: Rule) -> Outcome:
+def simulated(deployment: Deployment, name: str, around: Callable[[Fleet], Fleet] = lambda fleet: fleet) -> Outcome:
     """The run that a deployment should have been, by the simulator that shares least with it."""
     experiment = reader.read(str(deployment.given))
     wanted, everyone = schema(experiment), experiment.population(0)
@@ -164,7 +164,7 @@ def simulated(deployment: Deployment, name: str, *rules: Rule) -> Outcome:
     held = holding.hold(everyone, samples, public)
     fleet = StackedFleet(held, seed=experiment.budget.seeds[0], dtype=getattr(torch, experiment.budget.dtype))
     algorithm = experiment.algorithm(name, **held.told)
-    return drive(Participation(fleet, *rules) if rules else fleet, algorithm, experiment.budget, name=name)
+    return drive(around(fleet), algorithm, experiment.budget, name=name)
 
 
 def record(deployment: Deployment, name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], dict[str, Any]]:
@@ -174,23 +174,27 @@ def record(deployment: Deployment, name: str) -> tuple[dict[str, Any], dict[str,
     return json.loads((folder / "result.json").read_text()), load_file(folder / "graphs.safetensors"), models
 
 
-def compare(deployment: Deployment, name: str, expected: Outcome, clients: tuple[str, ...] = ()) -> None:
-    """Metrics, graph and models, of some clients or all, to 1e-9; and what the ledger says, if it is about all."""
+def compare(deployment: Deployment, name: str, expected: Outcome, always: Sequence[str] = ()) -> None:
+    """Metrics, graph and models of all clients to 1e-9, and what the ledger says.
+
+    Where only some were `always` there, that holds for how it ended; their best round, theirs alone, and no ledger.
+    """
     result, graphs, models = record(deployment, name)
-    keys = reader.read(str(deployment.given)).population(0).keys
-    chosen = [i for i, key in enumerate(keys) if key in (clients or keys)]
-    for when in ("clients", "clients_last"):
+    keys = deployment.clients
+    chosen = {"last": keys, "best": always or keys}
+    for when, which in (("clients", "best"), ("clients_last", "last")):
         for metric, values in expected.result[when].items():
-            for i in chosen:  # whoever is away when models are measured has no metrics
-                assert result[when][metric][i] in (None, pytest.approx(values[i], abs=1e-9))
+            for i, key in enumerate(keys):  # whoever is away when models are measured has no metrics
+                if key in chosen[which]:
+                    assert result[when][metric][i] in (None, pytest.approx(values[i], abs=1e-9)), (key, when, metric)
     for which, rows in expected.models.items():
-        for i in chosen:
-            mark = f"{keys[i]}/row"
+        for key in chosen[which]:
+            mark = f"{key}/row"
             torch.testing.assert_close(models[which][mark], rows[mark], rtol=0, atol=1e-9)
     assert expected.graph is not None
     last = graphs[max(graphs)]  # in float32, as records hold graphs
-    torch.testing.assert_close(last[chosen], expected.graph[chosen].float().cpu(), rtol=0, atol=1e-7)
-    if not clients:
+    torch.testing.assert_close(last, expected.graph.float().cpu(), rtol=0, atol=1e-7)
+    if not always:
         assert None not in result["clients_last"][metric]
         assert result["ledger"] == expected.result["ledger"]
 

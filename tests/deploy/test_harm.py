@@ -1,6 +1,7 @@
 """What goes wrong in real processes: nothing is lost, and whoever is unharmed ends with an undisturbed run's numbers.
 
-Undisturbed is a simulator in which the sites are away in the rounds in which they did not answer, as the record says.
+Undisturbed is a simulator in which nobody hears of the sites in the rounds in which they did not answer, as the record
+says, and in which those are away who were.
 """
 
 import json
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import actors
 import servers
 from authority import authority, node_key
 from coterie.fleet import flower
-from coterie.fleet.participation import Schedule
+from coterie.fleet.base import Fleet
+from coterie.fleet.wrapper import Wrapper
 from coterie.runs.served import Served, listening
 from coterie.runs.study import Study
 from deployment import PATIENCE, Deployment, free_port, played
@@ -72,12 +75,31 @@ def asked(deployment: Deployment, site: str) -> int:
     return sum(note["kind"] == "ask" for note in actors.notes(deployment.place(site)))
 
 
+class Unheard(Wrapper):
+    """A fleet some of whose clients are there, as far as anyone knows, and are not heard: `here`, and `heard`."""
+
+    def __init__(self, inner: Fleet, here: Mapping[int, Sequence[str]], heard: Sequence[Sequence[str]]) -> None:
+        super().__init__(inner)
+        self.here, self.heard = here, heard
+
+    def begin(self, t: int) -> None:
+        self.inner.begin(t)
+        self.inner.present = torch.tensor([key in self.heard[t] for key in self.keys])
+
+    @property
+    def present(self) -> torch.Tensor:
+        return torch.tensor([key in self.here[self.t] for key in self.keys])
+
+
 def agree(deployment: Deployment, name: str, unharmed: Sequence[str]) -> None:
-    """Everyone as in the simulator with the same absences; whoever is unharmed has none."""
-    there = attended(deployment, name)
-    print("who answered, round by round:", *there, sep="\n")
-    assert all(set(unharmed) <= set(clients) for clients in there)
-    compare(deployment, name, simulated(deployment, name, Schedule(tuple(map(tuple, there)))), deployment.clients)
+    """Everyone as in the simulator where the same are not heard; whoever is unharmed always is."""
+    heard = attended(deployment, name)
+    lines = map(json.loads, (deployment.root / servers.PRESENT).read_text().splitlines())
+    here: dict[int, list[str]] = dict(lines)  # of a round that was begun twice, the second time
+    print("who was there, and who was heard, round by round:")
+    print(*zip(here.values(), heard, strict=True), sep="\n")
+    assert all(set(unharmed) <= set(clients) <= set(here[t]) for t, clients in enumerate(heard))
+    compare(deployment, name, simulated(deployment, name, lambda fleet: Unheard(fleet, here, heard)), unharmed)
 
 
 # ---- killed ----------------------------------------------------------------------------------------------------------
