@@ -1,8 +1,10 @@
 """Pictures of the runs of one experiment: curves, learned graphs, who gains, and what it costs."""
 
+import gc
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +61,25 @@ def draw(out: str | Path) -> list[Path]:
     compared = found[0]
     looks = _looks([row.name for row in compared.rows])
     folder = out / "figures"
-    figures = {"curves": _curves(compared, looks), "clients": _clients(compared), "cost": _cost(compared, looks)}
-    figures |= {"gains": _gains(compared, looks), "collaborators": _collaborators(compared, looks)}
+    figures: dict[str, Callable[[], Figure | None]]
+    figures = {"curves": partial(_curves, compared, looks), "clients": partial(_clients, compared)}
+    figures |= {"cost": partial(_cost, compared, looks), "gains": partial(_gains, compared, looks)}
+    figures["collaborators"] = partial(_collaborators, compared, looks)
     picture = _weights if any(r["about"].get("helped") for r in compared.results) else _graphs
-    figures |= {f"graph-{row.name}": picture(compared, row.name) for row in compared.rows}
-    figures |= {f"clusters-{row.name}": _clusters(compared, row.name) for row in compared.rows}
-    figures["architectures"] = _architectures(compared)
+    figures |= {f"graph-{row.name}": partial(picture, compared, row.name) for row in compared.rows}
+    figures |= {f"clusters-{row.name}": partial(_clusters, compared, row.name) for row in compared.rows}
+    figures["architectures"] = partial(_architectures, compared)
     paths = []
     with explained("the figures", folder):
         folder.mkdir(exist_ok=True)
-        for name, figure in figures.items():
+        for name, make in figures.items():  # one at a time, since each takes megabytes
+            figure = make()
             if figure is not None:
                 paths.append(folder / f"{name}.png")
                 canvas: Any = FigureCanvasAgg(figure)
                 canvas.print_png(paths[-1])  # savefig would draw twice
+                del figure, canvas
+                gc.collect()  # a figure and its parts hold each other
     return paths
 
 

@@ -4,6 +4,7 @@ The rounds tried lie all over the run, since some algorithms ask more in the beg
 long only a part is asked (the first steps of a training, some of the pairs), and the rest is reckoned in proportion.
 """
 
+import importlib
 import itertools
 import resource
 import tempfile
@@ -165,6 +166,7 @@ class _Trial(Study):
 
 def foresee(experiment: Experiment, device: str) -> Iterator[Foreseen]:
     """Each algorithm's share, one after the other."""
+    importlib.import_module("coterie.report.figures")  # a run ends with them: on a CPU their libraries count
     budget = experiment.budget
     often = experiment.altered({"run.evaluate_every": 2, "run.checkpoint_every": 4})
     with tempfile.TemporaryDirectory(prefix="coterie-") as folder:
