@@ -55,7 +55,7 @@ class Streams:
         if bool((starts == starts[0]).all() & (lap == lap[0]).all()) and begin + count <= int(lap[0]):
             rows = self._table(split, int(first[0]), local)[:, begin : begin + count]  # all at one place: a slice
             whole = len(local) == len(rows) and bool((local == torch.arange(len(rows))).all())
-            return rows if whole else rows[where[:, 0]]
+            return rows.contiguous() if whole else rows[where[:, 0]]  # one layout: a step is compiled for each
         place, there = start + k, lap.to(self.device)[:, None]
         chosen = torch.zeros_like(place)
         for block in range(int(first.min()), int(last.max()) + 1):
