@@ -78,7 +78,7 @@ def test_a_worker_forks_with_the_callers_arguments_environment_folder_and_output
     (bin / worker.SOCKET).unlink()
     (bin / worker.SOCKET).touch()  # another node's, started since
     node.communicate(b"\n")
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     assert (bin / worker.SOCKET).exists()
 
 
