@@ -275,6 +275,25 @@ def test_a_site_that_was_away_when_the_server_went_back_still_has_the_right_vers
     assert torch.equal(outcomes[0].rows, outcomes[1].rows)
 
 
+def test_a_round_waits_while_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or rounds would go by with nobody in them."""
+    told: list[str] = []
+    remote = fleet(patience=3600.0, tell=told.append)
+    transport: Any = remote.transport
+    away, transport.here = transport.here, {}
+    monkeypatch.setattr(
+        "coterie.fleet.remote.time.sleep", lambda seconds: transport.here.update({"node-2": away["node-2"]})
+    )
+    remote.begin(1)
+    assert remote.present.tolist() == [False, False, True, False]
+    assert told[-1] == "round 1 waits: nobody is there"
+    transport.here = {}
+    monkeypatch.setattr("coterie.fleet.remote.time.sleep", lambda seconds: None)
+    remote.patience = 1e-6
+    with pytest.raises(AskError, match="0 of 1 clients are there"):
+        remote.begin(2)
+
+
 # ---- what goes wrong at one site -------------------------------------------------------------------------------------
 
 

@@ -116,7 +116,7 @@ class RemoteFleet(Fleet):
 
     `experiment` is the hash that sites approved, `run` the name under which they keep this run's state; `precision` is
     that of rows on their way up. `tell` hears of sites that come, and of what they refuse. Runs of one server share
-    what was `heard` of the sites.
+    what was `heard` of the sites. A round waits so many seconds (`patience`) while nobody at all is there.
     """
 
     def __init__(
@@ -132,8 +132,10 @@ class RemoteFleet(Fleet):
         precision: Precision = "full",
         tell: Callable[[str], None] = lambda message: None,
         heard: Heard | None = None,
+        patience: float = 0.0,
     ) -> None:
         super().__init__(population, seed=seed, device=torch.device(device), dtype=dtype)
+        self.patience = patience
         self.transport, self.experiment, self.run, self.tell = transport, experiment, run, tell
         self.precision = precision
         self.opening = 0
@@ -217,6 +219,10 @@ class RemoteFleet(Fleet):
         super().begin(t)
         self.opening = max(self.opening + 1, time.time_ns())
         self.present = self.meet()
+        if self.patience and not bool(self.present.any()):
+            self.tell(f"round {t} waits: nobody is there")
+            self.await_clients(1, self.patience)
+            self.present = self.meet()
 
     def state(self) -> dict[str, Tensor]:
         """The ledger, the last opening, and who speaks for whom; models and memory stay at the sites."""

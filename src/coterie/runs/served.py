@@ -47,7 +47,7 @@ class Serving:
     """How sites are waited for."""
 
     least: int | None = None  # clients that must be there before a run begins; None: all
-    patience: float = 3600.0  # seconds to wait for them
+    patience: float = 3600.0  # seconds to wait for them, and in any round for anybody at all
     deadline: float = 600.0  # seconds that a phase may take
     precision: Precision = "full"  # of rows on their way up
     name: str = ""  # under which sites keep their state of this study
@@ -121,6 +121,7 @@ class Served(Study):
             precision=serving.precision,
             tell=self.tell,
             heard=self.heard,
+            patience=serving.patience,
         )
         fleet.await_clients(serving.least or fleet.n, serving.patience)
         return [self._wrapped(fleet)]
