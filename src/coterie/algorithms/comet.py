@@ -24,11 +24,12 @@ is σ²/(σ² + βv_k² + A_k) exactly where λν/β = σ²/(βv_k²). So, where
 alone and λ, in the means of (1), the ratio of private to public second moments: 1 where inputs are alike.
 
 Where they are not known, `adaptive` measures: v_k² is the mean squared distance of a client's outputs to the mean of
-the others who took the same centroid, and λ_k = λ · r_k (h / v_k²), h the harmonic mean over clients. The theorem's σ²
-and with it the scale cannot be had from outputs, and where labels differ any pull may hurt, so r_k ∈ [0, 1] is learned:
-each client trains a second model alone beside the first, and while its first does worse on validation data r_k is
-halved, while it does better doubled (a running mean over the rounds, its own and everyone's). That costs twice the work
-and two numbers a client and round.
+the others who took the same centroid, and λ_k = λ · r_k min(1, h / v_k²), h the harmonic mean over clients. Nobody is
+pulled harder than by λ: whoever is very near the others would be, by many times, and its training would diverge. The
+theorem's σ² and with it the scale cannot be had from outputs, and where labels differ any pull may hurt, so r_k in
+[0, 1] is learned: each client trains a second model alone beside the first, and while its first does worse on
+validation data r_k is halved, while it does better doubled (a running mean over the rounds, its own and everyone's).
+That costs twice the work and two numbers a client and round.
 
 BatchNorm: a private and a public batch are normalised each by itself, and only the private one moves the buffers.
 
@@ -198,7 +199,8 @@ class COMET(Algorithm):
         if self.adaptive:
             known = state.apart > 0
             harmonic = known.sum() / (1 / state.apart[known]).sum() if bool(known.any()) else torch.tensor(1.0)
-            lam = lam * state.trust * torch.where(known, harmonic / torch.where(known, state.apart, 1), 1)
+            far = torch.where(known, harmonic / torch.where(known, state.apart, 1), 1)
+            lam = lam * state.trust * far.clamp(max=1)
         return lam
 
     def ask(self, fleet: Fleet, who: Tensor, distil: Distil | None) -> tuple[Answer, Answer | None, Tensor]:
