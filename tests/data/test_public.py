@@ -1,5 +1,6 @@
 """Public inputs: kept back from every client, or borrowed from another data set and scaled."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ def test_what_is_kept_back_nobody_holds_and_the_test_images_stay() -> None:
     assert not np.array_equal(keep_back(whole, 50, seed=4)[1][0], inputs)
     with pytest.raises(DataError, match="has 200 training samples; 200 cannot be kept back"):
         keep_back(whole, 200, seed=0)
+    bordered = replace(whole, validation=60)  # the publisher's validation samples, the last of its training ones, stay
+    left, _ = keep_back(bordered, 50, seed=3)
+    assert np.array_equal(left.inputs[left.train - left.validation :], whole.inputs[140:])
 
 
 def test_a_checkerboard_and_a_colour_survive_scaling() -> None:

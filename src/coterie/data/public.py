@@ -29,8 +29,8 @@ class Shown:
 
 def keep_back(dataset: Dataset, samples: int, seed: int) -> tuple[Dataset, tuple[NDArray[np.generic], ...]]:
     """The data set without so many of its training samples; and these, with their classes where they have any."""
-    if samples >= dataset.train:
-        raise DataError(f"data set {dataset.name} has {dataset.train} training samples; {samples} cannot be kept back")
+    if samples >= (there := dataset.train - dataset.validation):
+        raise DataError(f"data set {dataset.name} has {there} training samples; {samples} cannot be kept back")
     chosen, left = _drawn(dataset, samples, seed)
     kept = replace(
         dataset,
@@ -44,8 +44,8 @@ def keep_back(dataset: Dataset, samples: int, seed: int) -> tuple[Dataset, tuple
 
 def borrow(other: Dataset, samples: int, like: Dataset, seed: int) -> tuple[NDArray[np.generic], ...]:
     """Training samples of another data set, its images in the size, the channels and the numbers of `like`."""
-    if samples > other.train:
-        raise DataError(f"data set {other.name} has {other.train} training samples, and {samples} are asked for")
+    if samples > (there := other.train - other.validation):
+        raise DataError(f"data set {other.name} has {there} training samples, and {samples} are asked for")
     chosen, _ = _drawn(other, samples, seed)
     if other.inputs.shape[1:] == like.inputs.shape[1:] and other.inputs.dtype == like.inputs.dtype:
         return _pair(other, other.inputs[chosen], chosen)
@@ -68,7 +68,8 @@ def fitted(images: Tensor, shape: tuple[int, ...], as_bytes: bool) -> Tensor:
 
 def _drawn(dataset: Dataset, samples: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Places of some training samples, and all the others."""
-    chosen = np.sort(np.random.default_rng([seed, _STREAM]).choice(dataset.train, samples, replace=False))
+    there = dataset.train - dataset.validation  # the publisher's validation samples stay behind their border
+    chosen = np.sort(np.random.default_rng([seed, _STREAM]).choice(there, samples, replace=False))
     return chosen, np.setdiff1d(np.arange(len(dataset.inputs)), chosen)
 
 
