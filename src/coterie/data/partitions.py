@@ -645,10 +645,14 @@ def target_group(
              for g, most, rest in parts]  # fmt: skip
     groups = np.repeat([0, 1, 2], [1, near, clients - near - 1])
     dealt = replace(_finish(dataset, rng, shares, tests, validation, groups=groups), helped=(0,))
+    anew = []
+    if dataset.train == len(dataset.targets):
+        anew.append(f"{100 * test:g} % of each group, drawn at random, are kept for testing")
     if extra:
         dealt = replace(dealt, train=(np.sort(shares[0]), *dealt.train[1:]),
                         validation=(np.sort(taken), *dealt.validation[1:]))  # fmt: skip
-    return replace(dealt, resplit=bool(extra) or dataset.train == len(dataset.targets))
+        anew.append(f"{extra} test samples of group {target} are the target's for validation")
+    return replace(dealt, resplit=True, facts={"division": "; ".join(anew)}) if anew else dealt
 
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
