@@ -233,7 +233,7 @@ def compare(
         told = {(r["about"]["experiment"], r["about"]["scale"]) for r in results}
         if len(told) != 1:
             raise RecordError(f"--json holds one experiment at one scale, and these folders hold {len(told)}")
-        _json(json, *next(iter(told)), [{k: v for k, v in r.items() if k != "about"} for r in results])
+        _json(json, *next(iter(told)), tables.for_json(results))
 
 
 @app.command()

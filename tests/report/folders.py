@@ -61,6 +61,7 @@ def write_run(
         },
         "last": {told["main"]: float(ending.mean())},
         "clients": {told["main"]: final.tolist()},
+        "clients_last": {told["main"]: ending.tolist()},
         "ledger": {
             "sent": {"up": {"numbers": sent, "bytes": 4 * sent}, "down": {"numbers": sent, "bytes": 4 * sent}},
             "broadcast": {"up": {"numbers": sent, "bytes": 4 * sent}, "down": {"numbers": 10, "bytes": 40}},

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from coterie.errors import RecordError
 from coterie.report.numbers import human
-from coterie.report.tables import better_off, collect, comparisons, latex, markdown, table
+from coterie.report.tables import better_off, collect, comparisons, for_json, latex, markdown, table
 
 
 def shown(results: list, width: int = 80) -> str:
@@ -55,6 +55,16 @@ def test_better_off_is_held_against_local_of_the_same_seed(out: Path) -> None:
     assert [better_off(r, results) for r in results] == [0.5, 0.25, None, None]
     (compared,) = comparisons(results)
     assert {row.name: row.better for row in compared.rows} == {"cobo": 0.375, "local": None}
+
+
+def test_a_json_file_counts_local_runs_of_other_folders(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "local", 0, [0.5, 0.5, 0.5, 0.5], last=[0.9, 0.9, 0.9, 0.9])
+    write_run(tmp_path / "b", "cobo", 0, [0.6, 0.6, 0.6, 0.4], last=[0.6, 0.6, 0.6, 1.0])
+    by_name = {r["algorithm"]: r for r in for_json(collect([tmp_path / "a", tmp_path / "b"]))}
+    assert by_name["cobo"]["metrics"]["share_improved"] == 0.75
+    assert by_name["cobo"]["last"]["share_improved"] == 0.25
+    assert by_name["local"]["metrics"]["share_improved"] is None
+    assert "about" not in by_name["cobo"]
 
 
 def test_better_is_lower_for_a_loss(out: Path) -> None:

@@ -29,6 +29,16 @@ def collect(folders: Iterable[str | Path]) -> list[Result]:
     return [finished(run) for run in runs(folders)]
 
 
+def for_json(results: Sequence[Result]) -> list[Result]:
+    """The same for a JSON file, where `share_improved` counts local runs of all the folders."""
+    made = []
+    for result in results:
+        shares = {"metrics": better_off(result, results), "last": better_off(result, results, "clients_last")}
+        tables = {table: {**result[table], "share_improved": share} for table, share in shares.items()}
+        made.append({k: v for k, v in result.items() if k != "about"} | tables)
+    return made
+
+
 @dataclass(frozen=True)
 class Row:
     """One algorithm, over its seeds."""
@@ -238,16 +248,17 @@ def latex(results: Sequence[Result]) -> str:
     return "\n".join(parts)
 
 
-def better_off(result: Result, results: Iterable[Result]) -> float | None:
+def better_off(result: Result, results: Iterable[Result], clients: str = "clients") -> float | None:
     """The share of a run's clients that do better than in the local run of the same experiment, folder first, and seed.
 
-    None where there is no such run, or for a local run itself. Clients without a value in either are left out.
+    None where there is no such run, or for a local run itself. Clients without a value in either are left out. With
+    "clients_last" both are compared as they were at the end.
     """
     alone = reference(result, results)
     if alone is None or result["algorithm"] == REFERENCE:
         return None
     main = result["about"]["main"]
-    gain = _array(result["clients"][main]) - _array(alone["clients"][main])
+    gain = _array(result[clients][main]) - _array(alone[clients][main])
     gain = gain if result["about"]["higher"] else -gain
     known = np.isfinite(gain)
     return float((gain[known] > 0).mean()) if known.any() else None
