@@ -214,7 +214,7 @@ class MeritFed(Algorithm):
         x, client, some = state.x[k], state.target[here], there[k]
         rows = g if g.ndim == 2 else g[k]
         alpha = torch.tensor(self.alphas, dtype=torch.float64, device=w.device).expand(len(state.x))[k, None]
-        if self.cool is not None and fleet.t > self.cool:
+        if self.cool is not None and fleet.t > self.cool:  # rounds count from 0, and the authors' code has > too
             alpha = alpha / COOLER
         u = w[k]
         steps = self.steps if len(here) else 0
