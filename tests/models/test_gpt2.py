@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
 from coterie.asks import Evaluate, Gradient, Predict
@@ -95,6 +96,20 @@ def test_a_stack_computes_what_each_client_does_alone():
         assert_close(stacked, alone, rtol=0, atol=1e-10)
     assert found[0][3] == 2 * 2 * (16 + 48 + 16 + 16 + 16 + 64 + 64 + 16)
     assert found[0][0].abs().max() > 1e-4
+
+
+def test_its_gradient_compiles_into_one_graph():
+    model, ids = GPT2(SMALL).eval(), torch.randint(0, 50, (2, 3, 9), generator=torch.Generator().manual_seed(0))
+    rows = {n: torch.stack([p.detach(), 0.9 * p.detach()]) for n, p in model.named_parameters() if p.requires_grad}
+
+    def loss(row, x):
+        return functional_call(model, row, (x,)).square().mean()
+
+    torch.compiler.reset()
+    step = vmap(grad(loss))
+    traced = torch.compile(step, fullgraph=True, backend="aot_eager")(rows, ids)
+    for name, expected in step(rows, ids).items():
+        assert_close(traced[name], expected)
 
 
 def test_the_published_weights_are_taken_from_a_folder(tmp_path, monkeypatch):
