@@ -110,7 +110,7 @@ def _curves(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
             if metric == metrics[0] and rounds:
                 ends[name] = float(mean[-1])
         drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
-        if len(drawn) and 0 < drawn.min() < drawn.max() * 10.0**-DECADES:
+        if len(drawn) and 0 < drawn.min() < drawn.max() * (1 if metric == "distance" else 10.0**-DECADES):
             axes.set_yscale("log", nonpositive="clip")
             axes.set_ylim(bottom=drawn.min() / 2)
         axes.set_xlabel("round", fontsize=9.5, color=INK)
