@@ -253,3 +253,17 @@ def test_models_of_two_kinds_at_three_sites_learn_from_predictions_as_in_the_sim
     with Deployment(tmp_path / "d", said, of_pictures(tmp_path / "data", *THREE)) as deployment:
         served(deployment, deployment.inside, file)
         check(deployment, "comet")
+
+
+def test_in_single_precision_metrics_and_traffic_are_the_simulators(tmp_path: Path):
+    """Rows differ in their last digits there, and no more is asked of them."""
+    text = PICTURES.partition("[algorithms")[0].replace("float64", "float32")
+    plan = "[plan]\nsteps = 4\nbatch = 8\nlr = 0.1\n[algorithms.fedavg]\n"
+    with Deployment(tmp_path / "d", text + plan, of_pictures(tmp_path / "data", *THREE)) as deployment:
+        served(deployment, deployment.inside)
+        expected, (result, _, _) = simulated(deployment, "fedavg").result, record(deployment, "fedavg")
+        assert result["last"]["loss"] == pytest.approx(expected["last"]["loss"], abs=1e-4)
+        assert result["last"]["accuracy"] == pytest.approx(expected["last"]["accuracy"], abs=0.05)
+        assert result["ledger"] == expected["ledger"]
+        sent, real = result["ledger"]["sent"], payload(deployment, "fedavg")
+        assert (real["down"], real["up"]) == (sent["down"]["bytes"], sent["up"]["bytes"])
