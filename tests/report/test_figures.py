@@ -99,6 +99,14 @@ def test_an_axis_is_logarithmic_where_values_span_decades(out: Path, least: floa
     assert figure.axes[1].get_ylim()[0] <= least
 
 
+def test_distances_have_a_logarithmic_axis_however_little_they_span(out: Path) -> None:
+    write_run(out, "local", 0, [0.2, 0.4], main="distance", higher=False)
+    (compared,) = comparisons(collect([out]))
+    figure = figures._curves(compared, figures._looks(["local"]))
+    assert figure is not None
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear"]
+
+
 def test_a_line_that_was_never_finished_is_left_out_and_a_broken_one_is_said(out: Path) -> None:
     run = write_run(out, "fedavg", 0, [0.5, 0.5], rounds=(1, 2))
     with (run / "metrics.jsonl").open("a") as lines:
