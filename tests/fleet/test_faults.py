@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from builders import batchnorm, classes, linear, mlp
 from coterie.asks import Answer, Ask, Evaluate, Fit, Gradient, Loss, Own, Plan, Predict
+from coterie.data.population import Client, population
 from coterie.fleet.base import Fleet
 from coterie.fleet.faults import Alter, Faulty, nan, one_infinity
 from coterie.fleet.loop import LoopFleet
@@ -216,3 +217,26 @@ def test_training_that_diverges_is_forgotten(kind: type[Fleet], plan: Plan) -> N
             assert torch.equal(value, calm_after[name]), name
         seen.add(name.split("/")[1])
     assert seen == {"own", "buffers", "optimiser", "place"}
+
+
+@pytest.mark.parametrize("sketch", [None, 3])
+@pytest.mark.parametrize("kind", FLEETS)
+def test_a_gradient_whose_square_overflows_leaves_the_inner_products_of_others(
+    kind: type[Fleet], sketch: int | None
+) -> None:
+    """Every number of it is finite, and so are its loss and its sums; its products with others need not be."""
+    inputs, targets = torch.ones(4, 4, 5, dtype=torch.float64), torch.ones(4, 4, 1)
+    inputs[BAD] = 1e200
+    clients = [Client(f"c{i}", (x, y)) for i, (x, y) in enumerate(zip(inputs, targets, strict=True))]
+    fleet = kind(population(clients, model=lambda: nn.Linear(5, 1), task="regression"), dtype=torch.float64)
+    x = torch.zeros(4, 6, dtype=torch.float64)
+    each, group = torch.arange(4), torch.tensor([0, 0, 1, 1])
+    assert begun(fleet).ask(Gradient(each, x, 4)).ok.all()
+    products = Gradient(each, x, 4, give="gram", group=group, sketch=sketch)
+    for asked in (begun(fleet), begun(Faulty(fleet, ()))):
+        answer = asked.ask(products)
+        assert answer.ok.tolist() == [True, False, True, True]
+        assert answer.loss.tolist() == [1, 0, 1, 1]
+        assert answer.gram[0, 0, 0] > 0
+        assert answer.gram[0].count_nonzero() == 1
+        assert answer.gram[1].count_nonzero() == 4

@@ -209,7 +209,8 @@ class CoBo(Algorithm):
             g = m
         w, total = pulling(state.w, ok)
         laplacian = (torch.diag(total) - w).to(x.dtype)
-        moved = torch.addmm(x - lr * g, laplacian, x, alpha=-lr * self.rho)
+        there = torch.where(ok[:, None], x, 0)  # a model that has overflown is nobody's, and 0·inf is not 0
+        moved = torch.addmm(x - lr * g, laplacian, there, alpha=-lr * self.rho)
         return CoBoState(torch.where(ok[:, None], moved, x), state.w, m, seen)
 
     def personal(self, state: CoBoState) -> Tensor:

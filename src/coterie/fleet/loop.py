@@ -246,8 +246,11 @@ class LoopFleet(Fleet):
         arrived = torch.zeros(ask.outputs or 0, dtype=self.dtype, device=self.device)
         for pair in range(ask.m):
             grad, loss, reason, after = self._one_gradient(ask, pair, place)
-            good = reason == OK
             self._client_state[int(ask.clients[pair])].update(after)
+            if ask.give == "gram" and reason == OK:
+                seen = grad if ask.sketch is None else self._sketched(grad, ask.sketch, place)
+                reason = OK if math.isfinite(float(seen @ seen)) else NONFINITE  # its square is part of the answer
+            good = reason == OK
             reasons.append(reason)
             losses.append(loss if good else 0.0)
             grad = self._squeezed(ask, pair, grad, place) if good else torch.zeros_like(grad)

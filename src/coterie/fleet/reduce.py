@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from coterie import draws
-from coterie.asks import Answer, Gradient
+from coterie.asks import NONFINITE, OK, Answer, Gradient
 
 
 class Sink:
@@ -98,11 +98,25 @@ class Sink:
         if self.ask.give == "gram":
             if self.open is not None:
                 self._multiply(*self.open)
-            return Answer(reason, gram=self.gram, loss=loss)
+            return self._finite_gram(reason, loss)
         rows = self.rows
         if rows is None:
             rows = torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
         return Answer(reason, rows=rows, loss=loss)
+
+    def _finite_gram(self, reason: Tensor, loss: Tensor) -> Answer:
+        """Inner products, where a gradient whose square overflows is not finite: beside finite squares all others are.
+
+        (|⟨g, h⟩| is at most the larger of ‖g‖² and ‖h‖².)
+        """
+        ask = self.ask
+        assert ask.group is not None
+        assert ask.slot is not None
+        over = ~torch.isfinite(self.gram.diagonal(dim1=1, dim2=2))
+        gram = self.gram.masked_fill(over[:, :, None] | over[:, None, :], 0)
+        mine = over[ask.group.to(self.device), ask.slot.to(self.device)]
+        reason = torch.where(mine & (reason == OK), NONFINITE, reason).to(reason.dtype)
+        return Answer(reason, gram=gram, loss=loss.masked_fill(mine, 0))
 
 
 def inner_products(block: Tensor, span: int = 8192) -> Tensor:
