@@ -6,7 +6,7 @@ A refresh takes the gradient of everyone at every model, n² rows of d numbers, 
 with 100 clients and LeNet (62,006 parameters) all rows together would be 2.5 GB in float32. The fleet streams them.
 A case is `b_α : how many clients refresh`; each is measured in a process of its own, on generated images (what is in
 them costs nothing). Memory grows with n, not with how many refresh, and time is proportional to that; b_α adds at most
-what a chunk may take (`fleet.stacked.ROOM`).
+what a chunk may take (`fleet.stacked.chunks.ROOM`).
 """
 
 import argparse

@@ -109,7 +109,7 @@ def baddbmm(fleet: StackedFleet) -> Go:
         b1, b2 = b1[:, None], b2[:, None]
         for s in range(0, held.shape[1], batch):
             now = held[:, s : s + batch]
-            x, y = fleet._inputs[now], fleet._targets[now]
+            x, y = fleet.parts.samples.fetch(now, None, None)
             h = torch.baddbmm(b1, x, w1)
             a = h.relu()
             p = torch.baddbmm(b2, a, w2).softmax(-1)

@@ -203,7 +203,7 @@ def test_dealing_copies_no_sample() -> None:
     assert people.inputs.data_ptr() == dataset.inputs.ctypes.data
     assert people.targets.data_ptr() == dataset.targets.ctypes.data
     fleet = StackedFleet(people)
-    assert fleet._inputs.data_ptr() == dataset.inputs.ctypes.data
+    assert fleet.parts.samples.inputs.data_ptr() == dataset.inputs.ctypes.data
     assert people.keys == ("client-0", "client-1", "client-2", "client-3")
     for client in range(4):
         for split, shares in (("train", split_of(dataset).train), ("test", split_of(dataset).test)):

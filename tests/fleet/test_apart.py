@@ -5,10 +5,10 @@ import torch
 
 from builders import classes, conv_batchnorm, mlp
 from coterie.asks import Fit, Gradient, Own, Plan
-from coterie.fleet import stacked
 from coterie.fleet.base import Fleet
 from coterie.fleet.loop import LoopFleet
-from coterie.fleet.stacked import StackedFleet
+from coterie.fleet.stacked import StackedFleet, chunks
+from coterie.fleet.stacked.training import Training
 from coterie.models.lenet import LeNet
 
 IMAGE = (2, 4, 4)
@@ -22,9 +22,9 @@ def lenets(n: int) -> StackedFleet:
 def test_products_are_those_of_the_convolutions() -> None:
     """Of each number a convolution gives, as many as its kernel has weights: LeNet's 28² × 6 × 75 + 10² × 16 × 150."""
     fleet = lenets(1)
-    assert fleet._cost(fleet._stacks[0])[1] == 28**2 * 6 * 75 + 10**2 * 16 * 150
+    assert fleet.parts.chunks.cost(fleet.parts.stacks[0])[1] == 28**2 * 6 * 75 + 10**2 * 16 * 150
     plain = StackedFleet(classes(mlp))
-    assert plain._cost(plain._stacks[0])[1] == 0
+    assert plain.parts.chunks.cost(plain.parts.stacks[0])[1] == 0
 
 
 @pytest.mark.parametrize(("n", "batch", "rows"), [(12, 10, 12), (2, 10, 1), (12, 64, 1)])
@@ -33,8 +33,8 @@ def test_few_rows_and_large_batches_of_images_go_one_after_the_other(
 ) -> None:
     """As measured: benchmarks/engine.py."""
     fleet, met = lenets(n), set()
-    train = StackedFleet._train
-    monkeypatch.setattr(StackedFleet, "_train", lambda self, *a: met.add(len(a[2])) or train(self, *a))
+    train = Training.train
+    monkeypatch.setattr(Training, "train", lambda self, *a: met.add(len(a[2])) or train(self, *a))
     fleet.ask(Fit(fleet.everyone, fleet.initial(), Plan(steps=0, batch=batch)))
     assert met == {rows}
 
@@ -53,7 +53,7 @@ ASKS = {
 
 def test_apart_or_not_the_numbers_are_the_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """What clients remember is copied once for an ask, which adds to the copy; what was there before stays."""
-    monkeypatch.setattr(stacked, "CONVOLVED", 1)
+    monkeypatch.setattr(chunks, "CONVOLVED", 1)
     people = classes(conv_batchnorm, IMAGE)
     fleets: list[Fleet] = [F(people, dtype=torch.float64) for F in (LoopFleet, StackedFleet)]
     for t in range(3):

@@ -14,7 +14,8 @@ from coterie.asks import Ask, Fit, Gradient, Plan, Pull
 from coterie.errors import ModelError
 from coterie.fleet.base import Fleet
 from coterie.fleet.loop import LoopFleet
-from coterie.fleet.stacked import StackedFleet, _rounded
+from coterie.fleet.stacked import StackedFleet
+from coterie.fleet.stacked.chunks import rounded
 
 N = 12
 STEPS = Plan(steps=2, batch=4, lr=0.1)
@@ -86,14 +87,14 @@ def test_padding_leaves_no_trace(ask: Make) -> None:
 
 
 def test_sizes_are_the_whole_or_parts_of_it() -> None:
-    assert [_rounded(count, 20) for count in (1, 2, 3, 4, 5, 6, 10, 11, 20, 21, 41)] == [
+    assert [rounded(count, 20) for count in (1, 2, 3, 4, 5, 6, 10, 11, 20, 21, 41)] == [
         1, 2, 3, 5, 5, 10, 10, 20, 20, 40, 80,
     ]  # fmt: skip
     for whole in range(1, 40):
         for count in range(1, 100):
-            size = _rounded(count, whole)
+            size = rounded(count, whole)
             assert count <= size < 2 * max(count, whole)
-            assert _rounded(size, whole) == size
+            assert rounded(size, whole) == size
 
 
 class Noisy(torch.nn.Module):

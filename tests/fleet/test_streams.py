@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from coterie import draws
-from coterie.fleet import streams
 from coterie.fleet.base import RING
-from coterie.fleet.streams import Streams
+from coterie.fleet.stacked import streams
+from coterie.fleet.stacked.streams import Streams
 
 SIZES = (5, 5, 3)
 IDS = (11, -22, 33)

@@ -43,7 +43,7 @@ def fitted(fleet: StackedFleet | LoopFleet, plan: Plan) -> Tensor:
 
 def tapped(people: Population) -> set[str]:
     fleet = StackedFleet(people, dtype=torch.float64)
-    return set(fleet._taps_of(fleet._stacks[0]).layers)
+    return set(fleet._training.taps(fleet.parts.stacks[0]).layers)
 
 
 def test_a_layer_is_tapped_where_its_gradient_is_the_product() -> None:
@@ -75,5 +75,5 @@ def test_what_is_more_than_a_gradient_is_not_tapped() -> None:
     for plan in (Plan(steps=3, batch=6, momentum=0.9), Plan(steps=3, batch=6, weight_decay=0.1)):
         fleet = StackedFleet(people, dtype=torch.float64)
         rows = fitted(fleet, plan)
-        assert not fleet._taps
+        assert not fleet._training._taps
         torch.testing.assert_close(rows, fitted(LoopFleet(people, dtype=torch.float64), plan), rtol=0, atol=1e-11)

@@ -97,7 +97,7 @@ class View(Fleet):
         """The buffers a client keeps under a memory."""
         a = int(self._architecture[client])
         place = int((self._architecture[:client] == a).sum())
-        fresh = self.party.joint._stacks[a].fresh
+        fresh = self.party.joint.parts.stacks[a].fresh
         kept = {name: self.memory.get(f"{a}/buffers/{memory}/{name}") for name in fresh}
         return {name: value if (own := kept[name]) is None else own[place] for name, value in fresh.items()}
 
@@ -105,7 +105,7 @@ class View(Fleet):
         return self.memory
 
     def _restore(self, kept: Memory) -> None:
-        self.memory = self.party.joint.placed(kept)
+        self.memory = self.party.joint.parts.memory.placed(kept)
 
     def _answer(self, ask: Ask, place: int) -> Answer:
         return self.party.meet(self, ask, place)
@@ -212,7 +212,7 @@ class _Party:
         a, kind, rest = name.split("/", 2)
         count = int((view._architecture == int(a)).sum())
         if kind == "buffers":
-            fresh = self.joint._stacks[int(a)].fresh[rest.partition("/")[2]]
+            fresh = self.joint.parts.stacks[int(a)].fresh[rest.partition("/")[2]]
             return fresh.expand(count, *fresh.shape)
         return like.new_zeros(count, *like.shape[1:])
 

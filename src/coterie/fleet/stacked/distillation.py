@@ -1,0 +1,89 @@
+"""The pull towards targets on public inputs that rides along with a Fit."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from coterie.asks import Distil, Fit
+from coterie.fleet.stacked.outputs import Outputs
+from coterie.fleet.stacked.parts import Parts, drawn_by
+from coterie.fleet.stacked.stack import Now, Rows, Stack
+from coterie.tasks import Task
+
+Pulling = Callable[[int, int, int, Rows, Rows, Tensor | None], tuple[Rows, Tensor]]
+
+
+def nearest(parts: Parts, outputs: Outputs, stack: Stack, ask: Fit, pairs: Tensor, start: Tensor) -> Tensor:
+    """Which of its targets is nearest to each pair's outputs before training."""
+    assert ask.distil is not None
+    at, targets = _targets(ask.distil, pairs, parts.device), ask.distil.targets
+    if at.shape[1] == 1:
+        return torch.zeros(len(pairs), dtype=torch.long, device=parts.device)
+    local = stack.local[ask.clients[pairs]]
+    x = parts.samples.public(ask.distil.inputs)
+    out = outputs.of(stack, start, parts.memory.buffers(stack, ask.memory, local), x)
+    mine = _student(parts.task, ask.distil, out.flatten(0, 1)).view_as(out)
+    gaps = torch.stack([((targets[c].to(mine.dtype) - mine) ** 2).flatten(1).sum(1) for c in at.T], 1)
+    return gaps.argmin(1)
+
+
+def pulling(parts: Parts, stack: Stack, ask: Fit, pairs: Tensor, choice: Tensor, now: Now, steps: int) -> Pulling:
+    """(step, rows from, to, their parameters, buffers, dropout keys) → the gradient of the weighted distance to the
+    nearest target on a public batch, and the distance.
+    """  # fmt: skip
+    assert ask.distil is not None
+    distil: Distil = ask.distil
+    local = stack.local[ask.clients[pairs]]
+    x = parts.samples.public(distil.inputs)
+    at = _targets(distil, pairs, parts.device)
+    target_of = at.gather(1, choice[pairs.to(parts.device), None]).flatten()
+    weight = weights(distil.weight, pairs, parts)
+    name = f"public/{distil.inputs}"
+    starts = stack.streams.starts(name, local, now.t, now.place, drawn_by(ask, pairs))
+    chosen = stack.streams.samples(name, local, starts, steps * distil.batch, True)
+
+    def gap(
+        parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, target: Tensor, w: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, _ = parts.compute.outputs(stack, parameters, buffers, key, x)
+        value = _distance(parts.task, distil, out, target)
+        return w * value, value
+
+    one = parts.compute.batched(stack, True, torch.func.grad(gap, has_aux=True))
+
+    def gradient(step: int, a: int, b: int, parameters: Rows, buffers: Rows, key: Tensor | None) -> tuple[Rows, Tensor]:
+        batch = chosen[a:b, step * distil.batch : (step + 1) * distil.batch]
+        targets = distil.targets[target_of[a:b, None], batch]
+        mine = {n: v[a:b] for n, v in buffers.items()}
+        found: tuple[Rows, Tensor] = one(parameters, mine, key, x[batch], targets, weight[a:b])
+        return found
+
+    return gradient
+
+
+def weights(weight: float | Tensor, pairs: Tensor, parts: Parts) -> Tensor:
+    """One weight for each pair."""
+    if isinstance(weight, Tensor) and weight.ndim:
+        return weight.to(parts.device, parts.dtype)[pairs.to(parts.device)]
+    return torch.full((len(pairs),), float(weight), dtype=parts.dtype, device=parts.device)
+
+
+def _targets(distil: Distil, pairs: Tensor, device: torch.device) -> Tensor:
+    """Which targets each pair may take: pairs × q."""
+    at = torch.arange(len(distil.targets)).expand(len(pairs), -1) if distil.at is None else distil.at[pairs]
+    return at.reshape(len(pairs), -1).to(device)
+
+
+def _student(task: Task, distil: Distil, outputs: Tensor) -> Tensor:
+    """What is held against the targets."""
+    return outputs if distil.loss == "logits" else task.soft(outputs / distil.temperature)
+
+
+def _distance(task: Task, distil: Distil, outputs: Tensor, target: Tensor) -> Tensor:
+    """The mean distance of the outputs of a batch to their targets."""
+    target = target.to(outputs.dtype)
+    if distil.loss == "cross_entropy":
+        return -(target * (outputs / distil.temperature).log_softmax(-1)).flatten(1).sum(1).mean()
+    apart = target - _student(task, distil, outputs)
+    return apart.abs().mean() if distil.loss == "logits" else apart.square().flatten(1).sum(1).mean()
