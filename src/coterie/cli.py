@@ -44,6 +44,9 @@ def root(
     ] = False,
 ) -> None:
     """Personal models that find out, while training, whom to learn from."""
+    from coterie.runs.allocator import keep_freed_memory
+
+    keep_freed_memory()
 
 
 @app.command()

@@ -208,10 +208,10 @@ class CoBo(Algorithm):
             m = torch.where(ok[:, None], mixed, m)
             g = m
         w, total = pulling(state.w, ok)
-        laplacian = (torch.diag(total) - w).to(x.dtype)
-        there = torch.where(ok[:, None], x, 0)  # a model that has overflown is nobody's, and 0·inf is not 0
-        moved = torch.addmm(x - lr * g, laplacian, there, alpha=-lr * self.rho)
-        return CoBoState(torch.where(ok[:, None], moved, x), state.w, m, seen)
+        laplacian = ((torch.diag(total) - w) * ok[:, None]).to(x.dtype)
+        there = x.masked_fill(~ok[:, None], 0)  # a model that has overflown is nobody's, and 0·inf is not 0
+        x = torch.addcmul(x, g, ok[:, None].to(x.dtype) * -lr).addmm_(laplacian, there, alpha=-lr * self.rho)
+        return CoBoState(x, state.w, m, seen)
 
     def personal(self, state: CoBoState) -> Tensor:
         """Everyone's own row."""

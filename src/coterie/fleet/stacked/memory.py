@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from coterie.asks import OK, Ask, Fit, Gradient, Loss, Own
 from coterie.fleet.stacked.stack import Rows, Stack
@@ -71,11 +72,7 @@ class Memory:
         at = pairs if ask.at is None else ask.at[pairs]
         if at.ndim == 1:
             return run_of(ask.models, at)
-        at = at.to(self.device)
-        total = ask.models[at[:, 0]]
-        for column in at.T[1:]:
-            total += ask.models[column]
-        return total.div_(at.shape[1])
+        return embedding_bag(at.to(self.device), ask.models, mode="mean")  # one pass over the rows
 
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
