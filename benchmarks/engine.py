@@ -6,6 +6,9 @@
 Variants of one case are timed in turn, round after round, so that a noisy machine disturbs all of them alike; a table
 shows the median of each and the ratio to the loop. Where others use the machine as well, one thread and the processor's
 clock come near to what a quiet core would take. Losses of the variants are checked to agree first.
+
+Large images (ResNet-9, SCooL's CNN by the hundred) are for GPUs, and run on a CPU only where `--cases` names them, as
+"ResNet" does. They stand beside one model that is trained with everyone's batch at once, in the same precision.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +38,11 @@ from coterie.fleet.loop import LoopFleet
 from coterie.fleet.stacked import StackedFleet
 from coterie.models.cnn import CNN, cnn_scool
 from coterie.models.lenet import LeNet
+from coterie.models.norm import Norm
+from coterie.models.resnet9 import ResNet9
 
 Go = Callable[[], torch.Tensor]
+LARGE = ", 4 steps"  # what is for GPUs
 THOUSAND = "1,000 MLP clients, 20 samples each, one epoch"
 
 
@@ -125,6 +132,31 @@ def baddbmm(fleet: StackedFleet) -> Go:
     return go
 
 
+def one_model(n: int, batch: int, model: Callable[[], nn.Module], device: str, steps: int) -> Go:
+    """What the hardware can do: one compiled model, channels last, with the batches of all clients together."""
+    layout = torch.channels_last
+    net = model().to(device, memory_format=layout).train()
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.05, fused=device == "cuda")
+    x = torch.randn(n * batch, 3, 32, 32, device=device).to(memory_format=layout)
+    y = torch.randint(0, 10, (n * batch,), device=device)
+
+    def loss() -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            return nn.functional.cross_entropy(net(x), y)
+
+    value = torch.compile(loss, mode="reduce-overhead") if device == "cuda" else loss
+
+    def go() -> torch.Tensor:
+        for _ in range(steps):
+            optimiser.zero_grad()
+            now = value()
+            now.backward()
+            optimiser.step()
+        return now.detach()[None]
+
+    return go
+
+
 def timed(go: Go, clock: Callable[[], float] = time.perf_counter, least: float = 0.05) -> float:
     """Milliseconds of one call, repeated until the clock has something to say."""
     calls = 0
@@ -172,6 +204,26 @@ def cases(device: str) -> dict[str, Case]:
             made["all in one chunk"] = StackedFleet(p, compile=False, chunk=n)
         return {name: epoch(f, batch) for name, f in made.items()}
 
+    def large(n: int, model: Callable[[], nn.Module], batch: int, steps: int = 4) -> dict[str, Go]:
+        p = people(n, steps * batch, (3, 32, 32), 10, model, "classification")
+        low = torch.bfloat16 if device == "cuda" else None
+        made: dict[str, Fleet] = {"compiled": StackedFleet(p, device=device, autocast=low, compile=device == "cuda")}
+        if n <= 100:
+            made["loop"] = LoopFleet(p, device=device)
+        every = {name: epoch(f, batch) for name, f in made.items()}
+        return every | {"one model": one_model(n, batch, model, device, steps)}
+
+    def resnet(norm: Norm) -> Callable[[], nn.Module]:
+        return lambda: ResNet9(norm=norm, dropout=0.0)
+
+    gpu: dict[str, Case] = {
+        f"{n} ResNet-9s with {norm} normalisation, batch {b}, 4 steps": partial(large, n, resnet(norm), b)
+        for n, b in ([(8, 128), (80, 128)] if device == "cuda" else [(2, 8)])
+        for norm in ("batch", "group")
+    } | {
+        f"{n} of SCooL's CNNs, 32×32, batch 10, 4 steps": partial(large, n, cnn_scool, 10)
+        for n in ((100, 1000) if device == "cuda" else (4,))
+    }  # fmt: skip
     return {
         "20 clients × 500, MLP 784-100-10, batch 10, one epoch": training,
         "20 small CNNs × 50, 8×8, batch 10, one epoch": lambda: images(20, (1, 8, 8), lambda: CNN(size=8)),
@@ -183,7 +235,7 @@ def cases(device: str) -> dict[str, Case]:
         "4 of SCooL's CNNs × 50, 32×32, batch 10, one epoch": lambda: images(4, (3, 32, 32), cnn_scool),
         "150 linear clients, d=10, one gradient ask, batch 10": lambda: linear(10),
         "150 linear clients, d=10, one gradient ask, batch 100": lambda: linear(100),
-    }
+    } | gpu
 
 
 def thousand(device: str) -> dict[str, float]:
@@ -222,23 +274,31 @@ def main() -> None:
         "cases": {},
     }
     for name, case in cases(options.device).items():
-        if not any(word in name for word in words):
+        if not any(word in name for word in words) or (LARGE in name and words == [""] and options.device == "cpu"):
             continue
         variants = case()
         losses = {kind: go() for kind, go in variants.items()}
+        rounded = (
+            {"rtol": 0.1, "atol": 0.0} if LARGE in name and options.device == "cuda" else {"rtol": 1e-4, "atol": 1e-5}
+        )
         for kind, loss in losses.items():
-            if kind not in ("bare torch loop", "baddbmm by hand"):
-                torch.testing.assert_close(loss, losses["loop"], rtol=1e-4, atol=1e-5)
+            if kind not in ("bare torch loop", "baddbmm by hand", "one model") and "loop" in losses:
+                torch.testing.assert_close(loss, losses["loop"], **rounded)
         times: dict[str, list[float]] = {kind: [] for kind in variants}
         for _ in range(options.repeats):
             for kind, go in variants.items():
                 times[kind].append(timed(go, clock))
         median = {kind: statistics.median(t) for kind, t in times.items()}
-        table = Table("variant", "ms", "times the loop", title=name)
-        for kind, ms in median.items():
-            table.add_row(kind, f"{ms:.2f}", f"{median['loop'] / ms:.1f}")
+        found = {kind: {"ms": ms} for kind, ms in median.items()}
+        for other, told in (("loop", "speed-up"), ("one model", "of one model's speed")):
+            if other in median:
+                found = {kind: {**row, told: median[other] / row["ms"]} for kind, row in found.items()}
+        columns = list(dict.fromkeys(key for row in found.values() for key in row))
+        table = Table("variant", *columns, title=name)
+        for kind, row in found.items():
+            table.add_row(kind, *(f"{row[c]:.2f}" if c in row else "–" for c in columns))
         console.print(table)
-        report["cases"][name] = {kind: {"ms": ms, "speed-up": median["loop"] / ms} for kind, ms in median.items()}
+        report["cases"][name] = found
 
     if any(word in THOUSAND for word in words):
         done = subprocess.run(
