@@ -76,6 +76,21 @@ def test_what_was_reckoned_is_the_sum_of_its_parts() -> None:
     assert found == pytest.approx(first + 99 * alone + 10 * measured + 4 * saved)
 
 
+def test_rounds_that_are_dear_in_the_beginning_count_for_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten of a hundred rounds take three times as long; every second one tried is measured, every fourth saved."""
+    clock = Clock()
+    monkeypatch.setattr(foresight.time, "perf_counter", clock)
+    cost = [0.6 if t < 10 else 0.2 for t in range(100)]
+    pace, spent = Pace(100), []
+    while pace.tried is None or len(spent) < pace.tried:
+        t = pace.round(len(spent))
+        number = len(spent) + 1
+        spent.append(cost[t] + 0.1 * (number % 2 == 0) + 0.03 * (number % 4 == 0))
+        clock.now += spent[-1]
+    found = foresight._reckoned(spent, rounds=100, evaluate_every=10, checkpoint_every=50)
+    assert found == pytest.approx(sum(cost) + 10 * 0.1 + 2 * 0.03, rel=0.2)
+
+
 @pytest.mark.parametrize(("rounds", "each"), [(40_000, 0.5), (40_000, 1e-4), (7, 0.5), (60, 0.01), (3, 1.0)])
 def test_the_rounds_tried_lie_all_over_the_run(monkeypatch: pytest.MonkeyPatch, rounds: int, each: float) -> None:
     clock = Clock()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -185,21 +185,27 @@ def foresee(experiment: Experiment, device: str) -> Iterator[Foreseen]:
 
 def _reckoned(spent: Sequence[float], rounds: int, evaluate_every: int, checkpoint_every: int) -> float:
     """Seconds of a run, from those of its first round and of others; of these, every second one was measured after,
-    and every fourth one saved as well.
+    and every fourth one saved as well. The first three stand for themselves, the others for their part of the run.
     """
-    first, later = spent[0], list(enumerate(spent, 1))[1:]
-
-    def mean(kind: Callable[[int], bool]) -> float | None:
-        found = [seconds for number, seconds in later if kind(number)]
-        return fmean(found) if found else None
-
-    alone = mean(lambda number: number % 2 == 1)
-    if alone is None:  # a run of one or two rounds
+    if len(spent) < 3:
         return sum(spent)
-    measured = max(0.0, (mean(lambda number: number % 4 == 2) or alone) - alone)
-    saved = max(0.0, (mean(lambda number: number % 4 == 0) or alone) - alone - measured)
+
+    def extra(kind: int) -> float:
+        """What the rounds of a kind took more than those beside them, which were neither measured nor saved."""
+        beside = [
+            spent[i] - fmean(spent[k] for k in (i - 1, i + 1) if 0 < k < len(spent))
+            for i in range(3 if kind == 0 else 1, len(spent), 4)
+        ]
+        return max(0.0, median(beside)) if beside else 0.0
+
+    measured = extra(2)
+    saved = max(0.0, extra(0) - measured)
+    part = (rounds - 3) / max(1, len(spent) - 3)
+    alone = [s - measured * (n % 2 == 0) - saved * (n % 4 == 0) for n, s in enumerate(spent, 1)]
+    weights = [1.0 if n < 3 else part for n in range(1, len(spent))]
     evaluations, saves = -(-rounds // evaluate_every), (rounds - 1) // checkpoint_every
-    return first + (rounds - 1) * alone + evaluations * measured + (saves + 1) * saved
+    later = (rounds - 1) * fmean(alone[1:], weights)
+    return spent[0] + later + evaluations * measured + (saves + 1) * saved
 
 
 def _forget_peak(device: str) -> None:
