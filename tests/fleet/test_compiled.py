@@ -4,13 +4,14 @@ The backend is torch's "eager": it traces and guards as the others do, and costs
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from builders import batchnorm, classes, mlp
-from coterie.asks import Ask, Fit, Gradient, Plan, Pull
+from coterie.asks import Ask, Distil, Fit, Gradient, Plan, Pull
 from coterie.errors import ModelError
 from coterie.fleet.base import Fleet
 from coterie.fleet.loop import LoopFleet
@@ -26,12 +27,20 @@ def zeros(clients: Tensor) -> Tensor:
     return torch.zeros(len(clients), dtype=torch.long)
 
 
+def pulled(fleet: Fleet, **settings: Any) -> Distil:
+    """Towards the nearest of two targets on 13 public inputs."""
+    far = torch.randn(2, 13, 3, generator=torch.Generator().manual_seed(2)).softmax(-1)
+    return Distil(far.to(fleet.dtype), "public", weight=0.5, batch=5, **settings)
+
+
 ASKS: dict[str, Make] = {
     "gradients": lambda f, c: Gradient(c, f.initial(False)[c], 4),
     "whole splits": lambda f, c: Gradient(c, f.initial(False)[c]),
     "one sum": lambda f, c: Gradient(c, f.initial()[0], 4, give="sum", into=zeros(c)),
     "steps": lambda f, c: Fit(c, f.initial(False)[c], STEPS),
     "steps on whole splits": lambda f, c: Fit(c, f.initial(False)[c], Plan(steps=2, batch=None, lr=0.1)),
+    "targets": lambda f, c: Fit(c, f.initial(False)[c], STEPS, distil=pulled(f)),
+    "targets alone": lambda f, c: Fit(c, f.initial(False)[c], STEPS, distil=pulled(f, alone=True)),
     "epochs": lambda f, c: Fit(c, f.initial(False)[c], Plan(epochs=1, batch=8, lr=0.1)),
 }
 
@@ -62,8 +71,10 @@ def test_other_numbers_of_clients_compile_nothing_new(name: str) -> None:
             pull=Pull(f.initial(False)[c], 0.3), give="update",
         ),
         lambda f, c: Fit(c, f.initial(False)[c], Plan(steps=2, batch=4, optimiser="adam", keep_optimiser=True)),
+        lambda f, c: Fit(c, f.initial(False)[c], STEPS, distil=pulled(f)),
+        lambda f, c: Fit(c, f.initial(False)[c], STEPS, distil=pulled(f, alone=True, loss="cross_entropy")),
     ],
-    ids=["momentum, epochs of the stream, a pull", "Adam"],
+    ids=["momentum, epochs of the stream, a pull", "Adam", "targets", "targets alone"],
 )  # fmt: skip
 def test_padding_leaves_no_trace(ask: Make) -> None:
     """Seven of eight clients fill a chunk of eight: the eighth row is one of theirs again."""

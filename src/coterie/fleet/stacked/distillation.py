@@ -11,7 +11,7 @@ from coterie.fleet.stacked.parts import Parts, drawn_by
 from coterie.fleet.stacked.stack import Now, Rows, Stack
 from coterie.tasks import Task
 
-Pulling = Callable[[int, int, int, Rows, Rows, Tensor | None], tuple[Rows, Tensor]]
+Batch = tuple[Tensor, Tensor, Tensor]
 
 
 def nearest(parts: Parts, outputs: Outputs, stack: Stack, ask: Fit, pairs: Tensor, start: Tensor) -> Tensor:
@@ -28,10 +28,10 @@ def nearest(parts: Parts, outputs: Outputs, stack: Stack, ask: Fit, pairs: Tenso
     return gaps.argmin(1)
 
 
-def pulling(parts: Parts, stack: Stack, ask: Fit, pairs: Tensor, choice: Tensor, now: Now, steps: int) -> Pulling:
-    """(step, rows from, to, their parameters, buffers, dropout keys) → the gradient of the weighted distance to the
-    nearest target on a public batch, and the distance.
-    """  # fmt: skip
+def batches(
+    parts: Parts, stack: Stack, ask: Fit, pairs: Tensor, choice: Tensor, now: Now, steps: int
+) -> Callable[[int, int, int], Batch]:
+    """(step, rows from, to) → public inputs, the nearest target of each row on them, and how hard it pulls."""
     assert ask.distil is not None
     distil: Distil = ask.distil
     local = stack.local[ask.clients[pairs]]
@@ -43,6 +43,18 @@ def pulling(parts: Parts, stack: Stack, ask: Fit, pairs: Tensor, choice: Tensor,
     starts = stack.streams.starts(name, local, now.t, now.place, drawn_by(ask, pairs))
     chosen = stack.streams.samples(name, local, starts, steps * distil.batch, True)
 
+    def batch(step: int, a: int, b: int) -> Batch:
+        there = chosen[a:b, step * distil.batch : (step + 1) * distil.batch]
+        return x[there], distil.targets[target_of[a:b, None], there], weight[a:b]
+
+    return batch
+
+
+def gradient(parts: Parts, stack: Stack, distil: Distil) -> Callable[..., tuple[Rows, Tensor]]:
+    """(parameters, buffers, dropout keys, x, targets, weights) of many rows → the gradients of their weighted distances
+    to the targets, and the distances.
+    """  # fmt: skip
+
     def gap(
         parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, target: Tensor, w: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -50,16 +62,7 @@ def pulling(parts: Parts, stack: Stack, ask: Fit, pairs: Tensor, choice: Tensor,
         value = _distance(parts.task, distil, out, target)
         return w * value, value
 
-    one = parts.compute.batched(stack, True, torch.func.grad(gap, has_aux=True))
-
-    def gradient(step: int, a: int, b: int, parameters: Rows, buffers: Rows, key: Tensor | None) -> tuple[Rows, Tensor]:
-        batch = chosen[a:b, step * distil.batch : (step + 1) * distil.batch]
-        targets = distil.targets[target_of[a:b, None], batch]
-        mine = {n: v[a:b] for n, v in buffers.items()}
-        found: tuple[Rows, Tensor] = one(parameters, mine, key, x[batch], targets, weight[a:b])
-        return found
-
-    return gradient
+    return parts.compute.batched(stack, True, torch.func.grad(gap, has_aux=True))
 
 
 def weights(weight: float | Tensor, pairs: Tensor, parts: Parts) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from coterie import draws
-from coterie.asks import NONFINITE, OK, Answer, Fit, Own, Plan
+from coterie.asks import NONFINITE, OK, Answer, Distil, Fit, Own, Plan
 from coterie.fleet.reduce import finite, zeroed
 from coterie.fleet.stacked import distillation
 from coterie.fleet.stacked.chunks import powers
@@ -112,12 +112,12 @@ class Training:
         total = torch.zeros(len(pairs), dtype=parts.dtype, device=parts.device)
         public = None
         if ask.distil is not None:
-            public = distillation.pulling(parts, stack, ask, pairs, choice, now, most)
+            public = distillation.batches(parts, stack, ask, pairs, choice, now, most)
         bare = plan == Plan(plan.steps, plan.epochs, plan.batch, plan.lr, sampling=plan.sampling)
         bare = bare and not (riders or public or still or parts.compute.autocast)
         online = parts.online(ask.split)
-        step_fn = self._step(stack, plan, online, bare, ask.public_only)
-        look = self._step(stack, Plan(steps=1), online, False, False) if plan.ahead else None
+        step_fn = self._step(stack, plan, online, bare, ask.distil, ask.public_only)
+        look = self._step(stack, Plan(steps=1), online, False) if plan.ahead else None
 
         def told(rate: float) -> float | Tensor:
             """A rate in a tensor does not recompile when it changes."""
@@ -135,18 +135,18 @@ class Training:
             while ordered[active - 1] <= step:
                 active -= 1
             for a, b in powers(active) if ragged and compiled else [(0, active)]:
-                part = {n: p[a:b] for n, p in parameters.items()}
-                at, ahead = list(part.values()), []
+                part = [p[a:b] for p in parameters.values()]
+                at, ahead = part, []
                 if look is not None:  # the gradient of this step is taken one step of another batch ahead
                     at = [p.clone() for p in at]
                     _, after, _ = look(at, None, *batch(2 * step, a, b, final), {}, None, None, far)
                     note(after, a, b)
                     ahead = [p.clone() for p in at]
                 data = batch(plan.batches * (step + 1) - 1, a, b, final)
-                extra = public(step, a, b, part, final, data[1]) if public else None
+                extra = public(step, a, b) if public else None
                 ride = {n: r[a:b] for n, r in riders.items()}
                 loss, after, left = step_fn(at, optimiser.slices(a, b), *data, ride, extra, still, rate)
-                for p, moved, before in zip(part.values(), at, ahead, strict=False):
+                for p, moved, before in zip(part, at, ahead, strict=False):
                     p.add_(moved - before)
                 if left is not None:
                     optimiser.step(left, a, b, still)
@@ -224,14 +224,18 @@ class Training:
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
-    def _step(self, stack: Stack, plan: Plan, online: bool, bare: bool, public_only: bool) -> Step:
+    def _step(
+        self, stack: Stack, plan: Plan, online: bool, bare: bool, distil: Distil | None = None, alone: bool = False
+    ) -> Step:
         """One step of training, in place. SGD's update is part of it; for others it gives the gradient that is left.
 
-        Where a step is nothing but a rate times a gradient (`bare`), linear layers are tapped.
+        Where a step is nothing but a rate times a gradient (`bare`), linear layers are tapped. `alone` is a step on
+        public inputs only.
         """
         sgd = plan.optimiser == "sgd"
         torchs = (plan.clip, plan.momentum, plan.nesterov, plan.weight_decay)
-        mark = (stack.number, online, sgd, *torchs, bare, public_only)
+        pull = None if distil is None else (distil.loss, distil.temperature)
+        mark = (stack.number, online, sgd, *torchs, bare, pull, alone)
         if mark in self._steps:
             return self._steps[mark]
         compute, fetch, layout = self.parts.compute, self.parts.samples.fetch, stack.layout
@@ -239,19 +243,28 @@ class Training:
             self._steps[mark] = compute.step(self._tapped_step(stack, plan, online))
             return self._steps[mark]
         one = compute.differentiated(stack, compute.value(stack))
+        other = None if distil is None else distillation.gradient(self.parts, stack, distil)
+
+        def away(
+            named: Rows, buffers: Rows, key: Tensor | None, extra: distillation.Batch | None
+        ) -> tuple[Rows, Tensor]:
+            if other is None or extra is None:
+                return {}, torch.zeros(())
+            found: tuple[Rows, Tensor] = other(named, buffers, key, *extra)
+            return found
 
         def step(parameters: list[Tensor], moments: list[Tensor] | None, buffers: Rows, key: Tensor | None,
                  samples: Tensor, clients: Tensor, shade: Tensor | None, weights: Tensor | None, ride: Rows,
-                 extra: tuple[Rows, Tensor] | None, still: list[Tensor] | None, rate: float | Tensor,
+                 extra: distillation.Batch | None, still: list[Tensor] | None, rate: float | Tensor,
                  ) -> tuple[Tensor, Rows, list[Tensor] | None]:  # fmt: skip
-            if public_only and extra is not None:
-                (grads, loss), after = extra, {}
-                gradient = [grads[n] for n in layout.names]
+            named = dict(zip(layout.names, parameters, strict=True))
+            pulls, loss, after = *away(named, buffers, key, extra), {}
+            if alone:
+                gradient = [pulls[n] for n in layout.names]
             else:
                 x, y = fetch(samples, clients, shade, online)
-                named = dict(zip(layout.names, parameters, strict=True))
                 grads, (loss, (_, after)) = one(named, buffers, key, x, y, weights)
-                gradient = [grads[n] if extra is None else grads[n] + extra[0][n] for n in layout.names]
+                gradient = [grads[n] + pulls[n] if pulls else grads[n] for n in layout.names]
             if "pull" in ride:
                 for g, p, target in zip(gradient, parameters, layout.views(ride["pull"]).values(), strict=True):
                     g.add_((p - target) * ride["weight"].view(-1, *[1] * (g.ndim - 1)))
