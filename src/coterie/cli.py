@@ -243,8 +243,12 @@ def compare(
 def sweep(
     which: Which,
     grid: Annotated[
-        list[str], typer.Option("--grid", metavar="PATH=V1,V2", help="plan.lr=… for all, cobo.rho=… for one.")
-    ],
+        list[str] | None, typer.Option("--grid", metavar="PATH=V1,V2", help="plan.lr=… for all, cobo.rho=… for one.")
+    ] = None,
+    again: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instead of a grid: an earlier sweep.json, whose best to try.")
+    ] = None,
+    best: Annotated[int, typer.Option(help="How many of its settings, for each algorithm.")] = 3,
     scale: Scale = None,
     algorithms: Algorithms = None,
     seeds: Annotated[str, typer.Option(metavar="1000,…", help="Tuning seeds; no seed that is reported.")] = "1000",
@@ -258,9 +262,9 @@ def sweep(
     from coterie.runs.sweep import Sweep
 
     experiment = _read(which, scale, algorithms, None, sets, None)
-    plan = Sweep(
-        experiment, [_grid(g) for g in grid], _numbers("--seeds", seeds), trials, rounds_share, _device(device), out
-    )
+    points, earlier = [_grid(g) for g in grid or ()], None if again is None else (again, best)
+    numbers = _numbers("--seeds", seeds)
+    plan = Sweep(experiment, points, numbers, trials, rounds_share, _device(device), out, earlier)
     with _listening() as (terminal, stop):
         chosen = plan.go([terminal], stop)
     if stop.is_set():
@@ -269,8 +273,8 @@ def sweep(
         typer.echo(f"{name}: {', '.join(f'{k} = {v}' for k, v in settings.items())}")
     for name in plan.untouched:
         typer.echo(f"{name}: not tuned, no --grid names a setting of it")
-    again = "".join(f" {o} {v}" for o, v in (("--scale", scale), ("--algorithms", algorithms)) if v)
-    typer.echo(f"next: coterie run {which}{again} --tuned {plan.out / 'tuned.toml'}")
+    options = "".join(f" {o} {v}" for o, v in (("--scale", scale), ("--algorithms", algorithms)) if v)
+    typer.echo(f"next: coterie run {which}{options} --tuned {plan.out / 'tuned.toml'}")
 
 
 @app.command()

@@ -52,6 +52,40 @@ def test_a_budget_and_the_smallest_grid_bound_the_trials(tiny: str, tmp_path: Pa
     assert {k: len(v) for k, v in sweep(tiny, tmp_path / "a", trials=1).trials.items()} == {"local": 1, "fedavg": 1}
 
 
+def test_the_best_of_a_sweep_are_tried_again_for_longer(tiny: str, tmp_path: Path):
+    first = Sweep(
+        reader.read(tiny, algorithms=["local", "fedavg"]),
+        [("plan.lr", [0.0, 0.3, 0.1, 0.2])], [1000], None, 0.5, "cpu", tmp_path / "first",
+    )  # fmt: skip
+    first.go([], Stop())
+    tried = json.loads((tmp_path / "first" / "sweep.json").read_text())["tried"]
+
+    def again(best: int, out: str = "again", **changes) -> Sweep:
+        experiment = reader.read(tiny, algorithms=["local", "fedavg"], **changes)
+        return Sweep(
+            experiment, [], [1000, 1001], None, 1.0, "cpu", tmp_path / out, (tmp_path / "first" / "sweep.json", best)
+        )
+
+    second = again(2)
+    for name, trials in second.trials.items():
+        ranked = sorted(tried[name], key=lambda t: -t["score"])
+        assert trials == [t["settings"] for t in ranked[:2]]
+    chosen = second.go([], Stop())
+    told = json.loads((tmp_path / "again" / "sweep.json").read_text())
+    assert told["again"] == {"best": 2, "of": first.budget}
+    assert told["budget"]["run.rounds"] == 2 * first.budget["run.rounds"]
+    for name, trials in told["tried"].items():
+        assert [len(t["scores"]) for t in trials] == [2, 2]
+        assert chosen[name] == max(trials, key=lambda t: t["score"])["settings"]
+    assert {name: len(trials) for name, trials in again(9, "all").trials.items()} == {"local": 4, "fedavg": 4}
+    with pytest.raises(SettingError, match="a --grid, or the best of an earlier sweep"):
+        Sweep(first.experiment, [], [1000], None, 1.0, "cpu", tmp_path / "none")
+    with pytest.raises(SettingError, match="--best"):
+        again(0)
+    with pytest.raises(SettingError, match="there is no file"):
+        Sweep(first.experiment, [], [1000], None, 1.0, "cpu", None, (tmp_path / "nowhere.json", 2))
+
+
 def test_reporting_seeds_and_grids_that_fit_nothing_are_refused(tiny: str, tmp_path: Path):
     with pytest.raises(SettingError, match="seed 0 is reported by tiny"):
         sweep(tiny, tmp_path / "a", seeds=[0])

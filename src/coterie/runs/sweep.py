@@ -28,7 +28,11 @@ Settings = dict[str, Any]  # path below the algorithm → value
 
 
 class Sweep:
-    """The trials of a grid over one experiment."""
+    """The trials of a grid over one experiment, or of the best settings of an earlier sweep over it.
+
+    What is best for few rounds need not be best for many: `again` is an earlier sweep's file and how many of each
+    algorithm's settings to try once more, with this one's rounds and seeds.
+    """
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class Sweep:
         rounds_share: float,
         device: str,
         out: Path | None,
+        again: tuple[Path, int] | None = None,
     ) -> None:
         real("--rounds-share", rounds_share, 0, 1)
         if trials is not None:
@@ -47,13 +52,15 @@ class Sweep:
         if reported:
             raise SettingError(f"seed {reported[0]} is reported by {experiment.name}: tune on others, such as 1000")
         self.experiment, self.device, self.grid = experiment, device, dict(grid)
+        if bool(grid) == bool(again):
+            raise SettingError("a sweep takes a --grid, or the best of an earlier sweep --again")
         self.budget = {
             "run.seeds": list(seeds),
             "run.rounds": max(1, math.ceil(rounds_share * experiment.budget.rounds)),
             "run.splits": ["validation"],
             "run.keep_models": False,
         }
-        self.trials = self._trials(trials)
+        self.trials = self._trials(trials) if again is None else self._best(*again)
         self.told = {
             "format": FORMAT,
             "experiment": plain(experiment),
@@ -61,6 +68,8 @@ class Sweep:
             "budget": self.budget,
             "trials_each": len(next(iter(self.trials.values()))),
         }
+        if again is not None:
+            self.told["again"] = {"best": again[1], "of": json.loads(again[0].read_text())["budget"]}
         self.untouched = [name for name in experiment.algorithms if name not in self.trials]
         for name, settings in ((name, s) for name, found in self.trials.items() for s in found):
             self._altered(name, settings)  # refuses what no trial could run, before anything is written
@@ -91,6 +100,30 @@ class Sweep:
         count = min(len(found) for found in points.values())
         count = count if most is None else min(count, most)
         return {name: random.Random(name).sample(found, count) for name, found in points.items()}
+
+    def _best(self, path: Path, count: int) -> dict[str, list[Settings]]:
+        """The best settings of an earlier sweep, as many for each algorithm."""
+        whole("--best", count, 1)
+        if not path.is_file():
+            raise SettingError(f"there is no file {path}: --again takes the {SWEEP} of an earlier sweep")
+        earlier = files.read_json(path)
+        about = earlier.get("experiment", {})
+        if (about.get("name"), about.get("scale")) != (self.experiment.name, self.experiment.scale):
+            raise SettingError(
+                f"{path} holds no sweep over {self.experiment.name} at scale {self.experiment.scale}, "
+                f"but over {about.get('name')} at scale {about.get('scale')}"
+            )
+        self.grid = earlier["grid"]
+        found: dict[str, list[Settings]] = {}
+        for name, tried in earlier["tried"].items():
+            if name in self.experiment.algorithms:
+                known = [t for t in tried if t["score"] is not None]
+                known.sort(key=lambda t: t["score"], reverse=bool(known) and known[0]["higher"])
+                found[name] = [t["settings"] for t in known]
+        if not found or not all(found.values()):
+            raise SettingError(f"{path} has no finished trials of {', '.join(self.experiment.algorithms)}")
+        count = min(count, *(len(settings) for settings in found.values()))
+        return {name: settings[:count] for name, settings in found.items()}
 
     def go(self, listeners: Sequence[Listener], stop: threading.Event) -> dict[str, Settings]:
         """Run the trials that are missing; the chosen settings of each algorithm, by their path below it."""
