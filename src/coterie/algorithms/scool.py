@@ -93,6 +93,8 @@ class SCooL(Algorithm):
             raise SettingError(f"no prior is called {self.prior!r}: {hint(self.prior, PRIORS)}")
         object.__setattr__(self, "settings", asdict(self._prior))  # type: ignore[call-overload]
         real("temperature", self.temperature, 0)
+        if not math.isfinite(self.baseline):
+            raise SettingError(f"baseline is a loss, a finite number, not {self.baseline}")
         real("lam", self.lam, 0, closed=True)
         whole("warmup", self.warmup, 1)
         if self.budget is not None and not 0 < self.budget <= 1:
