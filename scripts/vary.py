@@ -74,14 +74,17 @@ def run(options: argparse.Namespace, factor: str, value: str) -> list[Result]:
 
 
 def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, float]]:
-    """For each algorithm: the metric's mean and deviation over seeds, what was sent, and how good its graph is."""
+    """For each algorithm: the metric over seeds (of the last round too), what was sent, and how good its graph is."""
     table = {}
     for name in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == name]
         values = [r["metrics"][metric or r["main"]] for r in mine]
+        ends = [r["last"][metric or r["main"]] for r in mine]
         table[name] = {
             "mean": statistics.fmean(values),
             "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+            "last": statistics.fmean(ends),
+            "last_std": statistics.stdev(ends) if len(ends) > 1 else 0.0,
             "share_improved": _mean([r["metrics"]["share_improved"] for r in mine]),
             "sent": statistics.fmean(sum(r["ledger"]["sent"][way]["numbers"] for way in ("up", "down")) for r in mine),
         }

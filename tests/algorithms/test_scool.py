@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from coterie.fleet.loop import LoopFleet
 from coterie.fleet.participation import Count, Participation, Stay
 from coterie.fleet.stacked import StackedFleet
 from coterie.graph.communities import adjusted_rand, communities
-from coterie.graph.priors import PRIORS
+from coterie.graph.priors import PRIORS, Prior
 from coterie.runs.packing import pack, unpack
 
 N, RATE, STEPS = 5, 0.2, 3
@@ -182,6 +183,50 @@ def test_a_part_of_ones_own_moves_by_ones_own_update() -> None:
         assert (whole.x[:, head] - state.x[:, head]).abs().max() > 1e-4
         if cross == "first-order":
             torch.testing.assert_close(whole.x[:, ~head], state.x[:, ~head], rtol=0, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Directed(Prior):
+    """Everyone listens to the first and the third on around a circle: a graph with eigenvalues below zero."""
+
+    def init(self, clients: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        own = torch.eye(clients.n, dtype=torch.float64)
+        return (own + own.roll(1, 1) + own.roll(3, 1)) / 3, {}
+
+    def e_step(self, w: Tensor, beliefs: Any, evidence: Any) -> tuple[Tensor, Any]:
+        return w, beliefs
+
+    def elbo(self, w: Tensor, beliefs: Any, evidence: Any) -> Tensor:
+        return torch.zeros(())
+
+
+def test_first_order_updates_push_models_apart_where_w_has_eigenvalues_below_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n, rounds, rate = 6, 10, 0.1
+    inputs = torch.randn(24, 3, generator=torch.Generator().manual_seed(5))
+    part = (inputs, torch.zeros(24, 1))  # everyone's: the best model is zero
+    people = population(
+        [Client(f"c{i}", part, part) for i in range(n)], model=lambda: nn.Linear(3, 1), task="regression"
+    )
+    monkeypatch.setitem(PRIORS, "directed", Directed)
+    design = torch.cat([inputs, torch.ones(24, 1)], 1).double()
+    slope = 2 * design.T @ design / 24
+    alternate = torch.tensor([1.0, -1] * 3, dtype=torch.float64)  # W's eigenvector of −1/3
+    grown = {}
+    for cross in ("first-order", "exact"):
+        fleet = StackedFleet(people, seed=0, dtype=torch.float64)
+        plan = {"steps": 1, "batch": 24, "lr": rate}
+        algo = scool(prior="directed", cross_gradients=cross, plan=plan, shared=False, budget=None)
+        state, _ = run(fleet, algo, rounds)
+        start = x = fleet.initial(shared=False)
+        w = Directed().init(fleet)[0]
+        for _ in range(rounds):
+            x = x - rate * (w @ x if cross == "first-order" else x) @ slope
+        torch.testing.assert_close(state.x, x, rtol=0, atol=1e-9)
+        grown[cross] = float((alternate @ state.x).norm() / (alternate @ start).norm())
+    assert grown["first-order"] > 1.2
+    assert grown["exact"] < 0.6
 
 
 # ---- who talks to whom -----------------------------------------------------------------------------------------------
@@ -375,6 +420,8 @@ def test_settings_go_on_top_of_a_variants() -> None:
         ({"budget": 0.0}, "above 0"),
         ({"budget": 1.5}, "at most 1"),
         ({"temperature": 0.0}, "temperature"),
+        ({"baseline": math.nan}, "baseline is a loss"),
+        ({"baseline": math.inf}, "baseline is a loss"),
         ({"warmup": 0}, "warmup"),
         ({"peers": 0}, "peers"),
         ({"cross_gradients": "exact", "plan": {"epochs": 1}}, "plan.steps"),

@@ -17,11 +17,14 @@ W's rows are normalised with i itself among them, as in the authors' runs (`norm
 letter, own weight one and the others' as they are. Of every prior w_ii comes from the E-step like any w_ij.
 
 After `warmup` rounds each client keeps the share `budget` of the others that weigh most with it, for good, and is
-measured on their data and takes their updates only. Updates are mixed, not models: equal rows of W keep the models of a
-community together, but from the cut on rows differ and nothing pulls the models back. Before it, `peers` = k measures k
-random others a round in place of all; what was measured earlier stays valid until it is measured anew. Absent clients
-are neither measured nor listened to. `own`, such as "head", names a part of the model that is not mixed (it travels, to
-be measured).
+measured on their data and takes their updates only. Before the cut, `peers` = k measures k random others a round in
+place of all; what was measured earlier stays valid until it is measured anew. Absent clients are neither measured nor
+listened to. `own`, such as "head", names a part of the model that is not mixed (it travels, to be measured).
+
+Updates are mixed, not models: equal rows of W keep the models of a community together. From the cut on rows differ, and
+updates made elsewhere correct nobody's own model: along eigenvectors of W whose eigenvalue has a negative real part
+models are pushed apart. Exact cross-gradients pull everyone back. (For its groups of 20 the authors' script keeps 20 of
+100 clients, oneself among them, and rows stay equal; their paper says that 90 % are cut.)
 
 The paper has no `baseline`: there D_j counts for nothing where Y_ij = 0, and since P(D_j|θ_i) < 1 the most likely graph
 is the empty one. Block models that fit B (the authors' do not) approach it from round to round, and communities fade.
@@ -93,6 +96,8 @@ class SCooL(Algorithm):
             raise SettingError(f"no prior is called {self.prior!r}: {hint(self.prior, PRIORS)}")
         object.__setattr__(self, "settings", asdict(self._prior))  # type: ignore[call-overload]
         real("temperature", self.temperature, 0)
+        if not math.isfinite(self.baseline):
+            raise SettingError(f"baseline is a loss, a finite number, not {self.baseline}")
         real("lam", self.lam, 0, closed=True)
         whole("warmup", self.warmup, 1)
         if self.budget is not None and not 0 < self.budget <= 1:
