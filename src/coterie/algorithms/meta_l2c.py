@@ -84,7 +84,7 @@ class MetaL2C(Algorithm):
             net = net | encoder.descend(net, slope_of(net["phi"], alike, allowed, slope), self.lr, self.weight_decay)
         w = attention(net["phi"], alike, allowed)
         mask = state.mask
-        if self.budget is not None and fleet.t + 1 == self.warmup:
+        if self.budget is not None and fleet.t + 1 >= self.warmup and bool(mask.all()):  # once
             mask = heaviest(w, math.ceil(self.budget * (fleet.n - 1) - 1e-9), self.ties(fleet))
         x = torch.where(fit.ok[:, None], x + w.to(x) @ fit.rows, x)
         graph = w + torch.diag((w.sum(1) == 0).double())  # who has no weights keeps to itself

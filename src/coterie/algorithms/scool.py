@@ -158,7 +158,7 @@ class SCooL(Algorithm):
         x = self.settle(fleet, state.x, x, w, beliefs, ok, evidence)
         beliefs = self._prior.m_step(w, beliefs, evidence)
         mask = state.mask
-        if self.cross and fleet.t + 1 == self.warmup:
+        if self.cross and fleet.t + 1 >= self.warmup and bool(mask.all()):  # once
             mask = self.cut(fleet, self._prior.rank(w, evidence), heard)
         links = (heard & (w > 0) & ok & ok[:, None]).sum() - (heard.diagonal() & (w.diagonal() > 0) & ok).sum()
         extra = {"pairs": torch.tensor(pairs), "links": links, "elbo": elbo}
