@@ -173,6 +173,40 @@ def test_weights_are_those_of_definition_1(criterion: Any, sigma: Any) -> None:
     assert torch.equal(sums, push)  # normalised: what it is divided by is its own sum
 
 
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("allforone-bin-reference", lambda ratio, samples: samples if ratio > 0.1 else 0.0),
+        ("allforone-cont-reference", lambda ratio, samples: ratio),
+    ],
+)
+def test_weights_of_the_reference_are_those_of_the_authors_code(name: str, rule: Any) -> None:
+    fleet = StackedFleet(classes(mlp, n=6, size=10, ragged=9), seed=0, dtype=torch.float64)
+    algo = make(name, {"batch": 4})  # fewer than anyone has: their code weighs by all the data
+    r = some_ratios()
+    r[0, 1] = 0.1
+    push, sums = algo.weights(fleet, type(state := algo.init(fleet))(**{**vars(state), "r": r}))
+    for i, n_i in enumerate(push / sums.sum(1, keepdim=True)):
+        raw = [rule(float(r[i, k]), float(fleet.sizes("train")[k])) for k in range(6)]
+        assert n_i.tolist() == pytest.approx([each / sum(raw) for each in raw], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"criterion": "continuous"}, {"lam": 1.0, "normalised": False}, {"peers": 1, "sketch": 3}], ids=str
+)
+def test_one_client_takes_plain_steps(settings: Any) -> None:
+    people = taught(1)
+    fleet = StackedFleet(people, seed=2, dtype=torch.float64)
+    algo = AllForOne(**({"lr": 0.2, "batch": None, "b_alpha": None, "refresh": 2, "momentum": 0.9} | settings))
+    state, infos = run(fleet, algo, 5)
+    x, u = fleet.initial()[0], torch.zeros(fleet.d, dtype=torch.float64)
+    for _ in range(5):
+        u = 0.9 * u + gradient(x, 0, people)
+        x = x - 0.2 * u
+    torch.testing.assert_close(state.x[0], x, rtol=0, atol=1e-12)
+    assert infos[-1].graph.tolist() == [[1.0]]
+
+
 def test_m_batches_are_averaged_and_independent() -> None:
     people = classes(mlp, n=4, size=40, ragged=3)
     fleet = StackedFleet(people, seed=5, dtype=torch.float64)
