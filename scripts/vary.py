@@ -73,8 +73,8 @@ def run(options: argparse.Namespace, factor: str, value: str) -> list[Result]:
     return results
 
 
-def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, float]]:
-    """For each algorithm: the metric's mean and deviation over seeds, what was sent, and how good its graph is."""
+def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, Any]]:
+    """For each algorithm: the metric's mean and deviation, and of each seed; what was sent; how good its graph is."""
     table = {}
     for name in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == name]
@@ -82,6 +82,8 @@ def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, fl
         table[name] = {
             "mean": statistics.fmean(values),
             "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+            "each": dict(zip([str(r["seed"]) for r in mine], values, strict=True)),
+            "each_last": {str(r["seed"]): r["last"].get(metric or r["main"]) for r in mine},
             "share_improved": _mean([r["metrics"]["share_improved"] for r in mine]),
             "sent": statistics.fmean(sum(r["ledger"]["sent"][way]["numbers"] for way in ("up", "down")) for r in mine),
         }

@@ -380,6 +380,29 @@ def test_who_is_pulled_follows_its_own_and_everyones_running_mean() -> None:
     assert state.apart.tolist() == pytest.approx([4 / 3, 4 / 3, 2 * (1 + 1 / 4 + 1 / 4) / 3])  # the other; the mean
 
 
+def test_an_adaptive_pull_is_the_same_on_both_fleets_and_costs_what_the_docstring_says() -> None:
+    outcomes, n, each = [], 8, 60 * CLASSES
+    for build in (LoopFleet, StackedFleet):
+        fleet = build(permuted(size=5), seed=2, dtype=torch.float64)
+        algo = COMET(Plan(steps=6, batch=5, lr=0.3), c=2, lam=2.0, public_batch=60, adaptive=True)
+        state, down, up, pulled = algo.init(fleet), 0, n * each, []
+        for t in range(5):
+            fleet.begin(t)
+            pulled.append(bool(algo.trusted(state).any()))
+            state, _ = algo.round(fleet, state)
+            down += n * 2 * each * (1 + pulled[-1])
+            up += n * each + 2 * n
+        sent = fleet.ledger.totals()["sent"]
+        assert (sent["up"]["numbers"], sent["down"]["numbers"]) == (up, down)
+        assert not pulled[0]
+        assert pulled[-1]
+        outcomes.append((torch.stack(fleet.reveal(algo.model)), state))
+    (rows, state), (others, other) = outcomes
+    torch.testing.assert_close(rows, others, rtol=0, atol=1e-9)
+    torch.testing.assert_close(state.worth, other.worth, rtol=0, atol=1e-12)
+    torch.testing.assert_close(state.apart, other.apart, rtol=0, atol=1e-9)
+
+
 def test_a_far_client_is_pulled_less_and_nobody_more_than_by_lam() -> None:
     algo, fleet = COMET(lam=3.0, adaptive=True), StackedFleet(classes(n=4))
     state = algo.init(fleet)
