@@ -213,8 +213,8 @@ class COMET(Algorithm):
         worth = state.worth
         if not self.adaptive:
             return torch.ones(len(worth), dtype=torch.bool)
-        sure = worth.mean() - worth.std(correction=0) / len(worth) ** 0.5
-        return worth + COMMON * sure > 0
+        sure = float(worth.mean()) - float(worth.std(correction=0)) / len(worth) ** 0.5
+        return worth > -COMMON * sure
 
     def ask(self, fleet: Fleet, who: Tensor, distil: Distil | None, trusted: Tensor) -> dict[str, Answer]:
         """Train, and predict if the next round pulls; one phase."""

@@ -310,8 +310,9 @@ def _holdings(compared: Comparison) -> Figure | None:
     counts = np.array(told.get("labels") or [])
     if not counts.size or counts.size > BUBBLES:
         return None
-    truth = {what: np.array(told[what]) for what in ("groups", "relabel") if told.get(what)}
-    return bubbles(counts, f"{told['facts'].get('data', compared.experiment)}, seed {told['seed']}", **truth)
+    groups, relabel = (np.array(told[what]) if told.get(what) else None for what in ("groups", "relabel"))
+    name = f"{told['facts'].get('data', compared.experiment)}, seed {told['seed']}"
+    return bubbles(counts, name, groups=groups, relabel=relabel)
 
 
 def _clusters(compared: Comparison, algorithm: str) -> Figure | None:
