@@ -214,7 +214,8 @@ class COMET(Algorithm):
         if not self.adaptive:
             return torch.ones(len(worth), dtype=torch.bool)
         sure = float(worth.mean()) - float(worth.std(correction=0)) / len(worth) ** 0.5
-        return worth > -COMMON * sure
+        found: Tensor = worth > -COMMON * sure
+        return found
 
     def ask(self, fleet: Fleet, who: Tensor, distil: Distil | None, trusted: Tensor) -> dict[str, Answer]:
         """Train, and predict if the next round pulls; one phase."""
