@@ -73,8 +73,8 @@ def run(options: argparse.Namespace, factor: str, value: str) -> list[Result]:
     return results
 
 
-def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, float]]:
-    """For each algorithm: the metric over seeds (of the last round too), what was sent, and how good its graph is."""
+def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, Any]]:
+    """For each algorithm: the metric over seeds and of each (of the last round too), what was sent, and its graph."""
     table = {}
     for name in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == name]
@@ -85,6 +85,8 @@ def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, fl
             "std": statistics.stdev(values) if len(values) > 1 else 0.0,
             "last": statistics.fmean(ends),
             "last_std": statistics.stdev(ends) if len(ends) > 1 else 0.0,
+            "each": dict(zip([str(r["seed"]) for r in mine], values, strict=True)),
+            "each_last": {str(r["seed"]): r["last"].get(metric or r["main"]) for r in mine},
             "share_improved": _mean([r["metrics"]["share_improved"] for r in mine]),
             "sent": statistics.fmean(sum(r["ledger"]["sent"][way]["numbers"] for way in ("up", "down")) for r in mine),
         }

@@ -64,7 +64,7 @@ def test_the_quickstart_from_run_to_compare(coterie, tmp_path: Path):
         assert (tmp_path / result["run"] / "result.json").exists()
     assert told["results"][1]["metrics"]["share_improved"] is not None
     out_dir = tmp_path / "runs" / "quickstart-smoke"
-    assert {p.name for p in (out_dir / "figures").iterdir()} >= {"curves.png", "graph-oracle.png"}
+    assert {p.name for p in (out_dir / "figures").iterdir()} >= {"curves.png", "graph-oracle.png", "holdings.png"}
 
     code, out, _ = coterie("compare", str(out_dir), "--markdown", "--json", "again.json")
     assert code == 0

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from builders import batchnorm, classes, linear, mlp
 from coterie.algorithm import Info
 from coterie.algorithms.comet import COMET, _clearest
-from coterie.asks import Coarse, Evaluate, Plan
+from coterie.algorithms.local import Local
+from coterie.asks import Coarse, Evaluate, Own, Plan
 from coterie.data.population import Client, Population, population
 from coterie.errors import AskError, DataError, ModelError, SettingError
 from coterie.fleet.base import Fleet
@@ -180,7 +181,7 @@ def test_known_variances_give_the_bayes_estimate() -> None:
     algo = COMET(c=1, lam=1.0, variances=variances, error=error)
     fleet = StackedFleet(classes(n=n), dtype=torch.float64)
     state = algo.init(fleet)
-    state = type(state)(torch.arange(n), found[:, None], state.apart, state.worth, state.trust)
+    state = type(state)(torch.arange(n), found[:, None], state.apart, state.worth)
     alpha, lam = algo.centroids(fleet, state), algo.weights(fleet, state)
     assert isinstance(lam, Tensor)
     target = alpha @ found
@@ -328,30 +329,85 @@ def test_silhouettes_find_how_many_clouds_there_are(true: int) -> None:
     assert torch.equal(label[:, None] == label, (torch.arange(12) % true)[:, None] == torch.arange(12) % true)
 
 
-def test_an_adaptive_pull_is_let_go_where_it_hurts_and_kept_where_it_helps() -> None:
-    trust, gain = {}, {}
-    for c in (1, 2):
-        fleet = StackedFleet(permuted(size=12))
-        settings: dict[str, Any] = {"plan": Plan(steps=10, batch=12, lr=0.3), "c": c, "lam": 8.0, "public_batch": 60}
-        scores = []
-        for adaptive in (False, True):
-            algo = COMET(**settings, adaptive=adaptive)
-            state = algo.init(fleet)
-            fleet.reset()
-            for t in range(15):
-                fleet.begin(t)
-                state, _ = algo.round(fleet, state)
-            scores.append(float(fleet.watch(Evaluate(fleet.everyone, algo.model)).metrics["accuracy"].mean()))
-        trust[c], gain[c] = float(state.trust.mean()), scores[1] - scores[0]
-    assert trust[1] < 0.3 < 0.6 < trust[2]
-    assert gain[1] > 0.1
+def test_an_adaptive_pull_is_left_where_it_hurts_and_taken_where_it_helps() -> None:
+    plan = Plan(steps=10, batch=4, lr=0.2)
+
+    def score(fleet: Fleet, model: Any) -> float:
+        return float(fleet.watch(Evaluate(fleet.everyone, model)).metrics["accuracy"].mean())
+
+    fleet = StackedFleet(permuted(each=6, size=4), dtype=torch.float64)
+    local = Local(plan)
+    for t in range(15):
+        fleet.begin(t)
+        local.round(fleet, local.init(fleet))
+    alone, rows = score(fleet, local.personal(local.init(fleet))), torch.stack(fleet.reveal(Own("model")))
+    pulled, scores = {}, {}
+    for c in (1, 2):  # c = 1: towards those who have the opposite labels
+        algo = COMET(plan, c=c, lam=2.0, public_batch=60, adaptive=True)
+        fleet.reset()
+        state, ever = algo.init(fleet), torch.zeros(12, dtype=torch.bool)
+        for t in range(15):
+            fleet.begin(t)
+            ever |= algo.trusted(state)
+            state, info = algo.round(fleet, state)
+            helped = (info.graph != torch.eye(12, dtype=torch.float64)).any(1)
+        own = torch.stack(fleet.reveal(algo.model))
+        same = (own - rows).abs().amax(1) < 1e-9
+        assert torch.equal(same, ~ever)  # whoever was never pulled is where training alone led, and nobody else
+        pulled[c], scores[c] = float(helped.double().mean()), score(fleet, algo.model)
+        hurt = score(fleet, Own("pulled")) - alone
+        assert hurt < -0.1 if c == 1 else hurt > 0.1
+    assert pulled[1] < 0.2
+    assert pulled[2] > 0.8
+    assert scores[1] > alone - 0.02
+    assert scores[2] > alone + 0.1
+
+
+def test_who_is_pulled_follows_its_own_and_everyones_running_mean() -> None:
+    algo, fleet = COMET(lam=3.0, adaptive=True), StackedFleet(classes(n=3))
+    state = algo.init(fleet)
+    outputs = torch.eye(3, dtype=torch.float64)[:, :, None].expand(3, 3, 2)
+    state = type(state)(torch.arange(3), outputs, state.apart, state.worth)
+    assert not bool(algo.trusted(state).any())  # before anything was seen nobody is
+    worth = [0.0, 0.0, 0.0]
+    for gain in ([0.5, -0.1, -0.2], [0.0, 0.0, 0.1], [-1.0, -0.3, 0.4]):
+        state = algo.learned(state, torch.tensor([0, 0, 1]), torch.tensor(gain, dtype=torch.float64))
+        worth = [0.8 * old + 0.2 * new for old, new in zip(worth, gain, strict=True)]
+        mean = sum(worth) / 3
+        error = (sum((own - mean) ** 2 for own in worth) / 3 / 3) ** 0.5
+        assert state.worth.tolist() == pytest.approx(worth)
+        assert algo.trusted(state).tolist() == [own + 2 * (mean - error) > 0 for own in worth]
+    assert state.apart.tolist() == pytest.approx([4 / 3, 4 / 3, 2 * (1 + 1 / 4 + 1 / 4) / 3])  # the other; the mean
+
+
+def test_an_adaptive_pull_is_the_same_on_both_fleets_and_costs_what_the_docstring_says() -> None:
+    outcomes, n, each = [], 8, 60 * CLASSES
+    for build in (LoopFleet, StackedFleet):
+        fleet = build(permuted(size=5), seed=2, dtype=torch.float64)
+        algo = COMET(Plan(steps=6, batch=5, lr=0.3), c=2, lam=2.0, public_batch=60, adaptive=True)
+        state, down, up, pulled = algo.init(fleet), 0, n * each, []
+        for t in range(5):
+            fleet.begin(t)
+            pulled.append(bool(algo.trusted(state).any()))
+            state, _ = algo.round(fleet, state)
+            down += n * 2 * each * (1 + pulled[-1])
+            up += n * each + 2 * n
+        sent = fleet.ledger.totals()["sent"]
+        assert (sent["up"]["numbers"], sent["down"]["numbers"]) == (up, down)
+        assert not pulled[0]
+        assert pulled[-1]
+        outcomes.append((torch.stack(fleet.reveal(algo.model)), state))
+    (rows, state), (others, other) = outcomes
+    torch.testing.assert_close(rows, others, rtol=0, atol=1e-9)
+    torch.testing.assert_close(state.worth, other.worth, rtol=0, atol=1e-12)
+    torch.testing.assert_close(state.apart, other.apart, rtol=0, atol=1e-9)
 
 
 def test_a_far_client_is_pulled_less_and_nobody_more_than_by_lam() -> None:
     algo, fleet = COMET(lam=3.0, adaptive=True), StackedFleet(classes(n=4))
     state = algo.init(fleet)
     apart = torch.tensor([0.1, 0.2, 0.4, 0.0], dtype=torch.float64)
-    lam = algo.weights(fleet, type(state)(state.heard, state.outputs, apart, state.worth, state.trust))
+    lam = algo.weights(fleet, type(state)(state.heard, state.outputs, apart, state.worth))
     assert isinstance(lam, Tensor)
     harmonic = 3 / (1 / 0.1 + 1 / 0.2 + 1 / 0.4)  # above the first, below the others
     assert lam.tolist() == pytest.approx([3, 3 * harmonic / 0.2, 3 * harmonic / 0.4, 3])  # of the last nothing is known

@@ -20,6 +20,7 @@ from coterie.data.population import SPLITS, Client, Population, deal, population
 from coterie.errors import AskError, CoterieError, DataError, ModelError, SettingError
 from coterie.fleet.base import Fleet
 from coterie.fleet.loop import LoopFleet
+from coterie.fleet.remote import declared
 from coterie.fleet.stacked import StackedFleet
 from coterie.tasks import Binary, Classification, Regression, task
 
@@ -51,6 +52,20 @@ class Squares(TorchDataset[Any]):
 
 
 # Packing
+
+
+def test_classes_are_counted_as_their_holder_sees_them() -> None:
+    cut = partition("permuted_clusters", digits(), clusters=2, clients_per_cluster=2, share=0.1)
+    people = deal(digits(), cut, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    counts = people.counts()
+    assert counts is not None
+    for i in range(4):
+        _, labels = held(people, i)
+        assert counts[i].tolist() == [int((labels == c).sum()) for c in range(10)]
+    np.testing.assert_array_equal(counts, cut.counts(digits()))
+    assert declared(people).counts() is None  # what a server knows of real sites
+    x, _ = data()
+    assert population([Client("a", (x, x[:, :1]))], model=lambda: nn.Linear(6, 1)).counts() is None
 
 
 def test_each_client_finds_its_own_samples() -> None:

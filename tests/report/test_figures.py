@@ -266,3 +266,33 @@ def test_architectures_are_drawn_by_size_where_there_are_several(out: Path) -> N
     shutil.rmtree(out / "comet")
     write_run(out, "comet", 0, [0.5] * 4, parameters=[100] * 4)
     assert figures._architectures(comparisons(collect([out]))[0]) is None
+
+
+def test_bubbles_are_the_training_samples_of_the_record(out: Path) -> None:
+    counts = np.array([[5, 0, 4], [0, 9, 1], [16, 0, 0], [1, 1, 1]])
+    write_run(out, "comet", 0, [0.5] * 4, labels=counts.tolist())
+    write_run(out, "local", 0, [0.5] * 4)
+    compared = comparisons(collect([out]))[0]
+    assert "holdings.png" in {path.name for path in draw(out)}
+    figure = figures._holdings(compared)
+    assert figure is not None
+    bubbles = figure.axes[0].collections[0]
+    places = bubbles.get_offsets().astype(int)
+    drawn = np.zeros_like(counts, dtype=float)
+    drawn[places[:, 0], places[:, 1]] = bubbles.get_sizes()
+    np.testing.assert_allclose(drawn / drawn.max(), counts / counts.max())  # areas
+    shutil.rmtree(out / "comet")
+    write_run(out, "comet", 0, [0.5] * 4, labels=None)  # a regression, or real sites
+    assert figures._holdings(comparisons(collect([out]))[0]) is None
+    shutil.rmtree(out / "comet")
+    write_run(out, "comet", 0, [0.5] * 4, labels=[[1] * 101] * 40)
+    assert figures._holdings(comparisons(collect([out]))[0]) is None
+
+
+def test_bubbles_of_relabelled_clients_tell_the_images_own_classes(out: Path) -> None:
+    told = {"labels": [[7, 1], [2, 6]], "relabel": [[0, 1], [1, 0]], "groups": [0, 1]}
+    write_run(out, "comet", 0, [0.5] * 2, **told)
+    figure = figures._holdings(comparisons(collect([out]))[0])
+    assert figure is not None
+    texts = {text.get_position(): text.get_text() for text in figure.axes[0].texts if text.get_text().isdigit()}
+    assert texts == {(0, 0): "0", (1, 1): "0", (1, 0): "1"}  # one image of class 1 at the first is too few to say

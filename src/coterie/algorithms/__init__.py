@@ -98,6 +98,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "comet-adaptive": {"adaptive": True},
     "comet-8bit": {"coarse": {"bits": 8}},
     "comet-4bit": {"coarse": {"bits": 4}},
+    "comet-top": {"coarse": {"bits": 4, "top": 1}},
     "scool-sbm": {"prior": "sbm"},
     "scool-attention": {"prior": "attention"},
     "scool-mmsbm": {"prior": "mmsbm"},

@@ -24,12 +24,15 @@ is σ²/(σ² + βv_k² + A_k) exactly where λν/β = σ²/(βv_k²). So, where
 alone and λ, in the means of (1), the ratio of private to public second moments: 1 where inputs are alike.
 
 Where they are not known, `adaptive` measures: v_k² is the mean squared distance of a client's outputs to the mean of
-the others who took the same centroid, and λ_k = λ · r_k min(1, h / v_k²), h the harmonic mean over clients. Nobody is
-pulled harder than by λ: whoever is very near the others would be, by many times, and its training would diverge. The
-theorem's σ² and with it the scale cannot be had from outputs, and where labels differ any pull may hurt, so r_k in
-[0, 1] is learned: each client trains a second model alone beside the first, and while its first does worse on
-validation data r_k is halved, while it does better doubled (a running mean over the rounds, its own and everyone's).
-That costs twice the work and two numbers a client and round.
+the others who took the same centroid, and λ_k = λ min(1, h / v_k²), h the harmonic mean over clients. Nobody is pulled
+harder than by λ: whoever is very near the others would be, by many times, and its training would diverge. The theorem's
+σ² and with it the scale cannot be had from outputs, and where labels differ any pull may hurt, so whether to be pulled
+at all is learned. Beside a client's model two more train: one that is always pulled, whose outputs are those that
+travel, and one always alone. By how much the first does better on validation data is g_k, a running mean over rounds;
+the client's model is pulled as well while g_k + 2 (ḡ − s) > 0, where ḡ is the mean of g over clients and s its standard
+error. Else it trains alone, on the batches that `local` draws: whoever was never pulled ends as `local` does. That
+costs three times the work, two numbers a client and round, and the centroids twice, since the ledger charges each model
+that they pull.
 
 BatchNorm: a private and a public batch are normalised each by itself, and only the private one moves the buffers.
 
@@ -54,6 +57,7 @@ STARTS = 10  # of k-means
 FOUND = 0.1  # the least silhouette of clusters that are there; a cloud without any scores up to 0.05
 SAME = 1e-6  # root mean square distance below which outputs coincide
 MEMORY = 0.8  # of the running mean of what the pull is worth
+COMMON = 2  # how much everyone's gain counts beside a client's own, which a few validation samples tell
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,7 @@ class COMETState:
     heard: Tensor  # whose outputs these are, on the host
     outputs: Tensor  # heard × P × N: s
     apart: Tensor  # n float64, on the host: v², 0 where not known yet
-    worth: Tensor  # n float64, on the host: by how much the pull helps, as a running mean
-    trust: Tensor  # n float64, on the host: r
+    worth: Tensor  # n float64, on the host: by how much the pull has helped, as a running mean
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class COMET(Algorithm):
             raise SettingError(f"an adaptive lam is judged on validation data, and client {lacks!r} has none")
         none = torch.zeros(fleet.n, dtype=torch.float64)
         outputs = torch.zeros(0, *shape, dtype=fleet.dtype, device=fleet.device)
-        return COMETState(torch.zeros(0, dtype=torch.long), outputs, none, none, torch.ones_like(none))
+        return COMETState(torch.zeros(0, dtype=torch.long), outputs, none, none)
 
     def round(self, fleet: Fleet, state: COMETState) -> tuple[COMETState, Info]:
         """Cluster what arrived; those drawn train, pulled to their nearest centroid, and predict."""
@@ -131,20 +134,21 @@ class COMET(Algorithm):
         pulls = pulls and len(state.heard) > 0  # nobody answered: train alone
         who = self.drawn(fleet, "selected", fleet.sizes("train").double())
         alpha = self.centroids(fleet, state) if pulls else torch.zeros(0, len(state.heard), dtype=torch.float64)
-        distil = None
+        distil, trusted = None, torch.ones(len(who), dtype=torch.bool)
         if pulls:
             targets = (alpha.to(state.outputs) @ state.outputs.flatten(1)).unflatten(1, state.outputs.shape[1:])
-            lam = self.weights(fleet, state)
-            lam = lam if isinstance(lam, float) else lam[who].to(state.outputs.dtype)
-            distil = Distil(targets, self.inputs, lam, self.public_batch, coarse=self.coarse)
-        fit, predicted, gain = self.ask(fleet, who, distil)
+            lam = torch.as_tensor(self.weights(fleet, state), dtype=torch.float64).expand(fleet.n)[who]
+            distil = Distil(targets, self.inputs, lam.to(state.outputs), self.public_batch, coarse=self.coarse)
+            trusted = self.trusted(state)[who] & (lam > 0)
+        told = self.ask(fleet, who, distil, trusted)
+        fit, predicted = told["model"], told.get("said")
         ok = (fit.ok if predicted is None else fit.ok & predicted.ok).cpu()
-        choice = fit.choice.cpu() if pulls else torch.zeros(len(who), dtype=torch.long)
+        choice = told.get("pulled", fit).choice.cpu() if pulls else torch.zeros(len(who), dtype=torch.long)
         graph = torch.eye(fleet.n, dtype=torch.float64)
         cluster = torch.full((fleet.n,), -1)
         if pulls:
             listened = alpha.new_zeros(len(who), fleet.n).index_add_(1, state.heard, alpha[choice])
-            graph[who[ok]] = listened[ok]
+            graph[who[ok & trusted]] = listened[ok & trusted]
             cluster[who[ok]] = choice[ok]
         info = Info(graph, per_client(fleet.n, who, ok), per_client(fleet.n, who, fit.loss), {
             "clusters": torch.tensor(len(alpha)), "outputs": torch.tensor(state.outputs[0].numel() if pulls else 0),
@@ -153,7 +157,9 @@ class COMET(Algorithm):
         if predicted is None or not bool(ok.any()):
             return state, info
         state = replace(state, heard=who[ok], outputs=predicted.outputs[ok.to(predicted.outputs.device)])
-        return (self.learned(state, choice[ok], gain[ok]) if self.adaptive and pulls else state), info
+        if self.adaptive and pulls:
+            state = self.learned(state, choice[ok], self.gain(fleet, told)[ok])
+        return state, info
 
     def first(self, fleet: Fleet, state: COMETState) -> COMETState:
         """The outputs of m random clients, before anybody trains."""
@@ -199,47 +205,57 @@ class COMET(Algorithm):
         if self.adaptive:
             known = state.apart > 0
             harmonic = known.sum() / (1 / state.apart[known]).sum() if bool(known.any()) else torch.tensor(1.0)
-            far = torch.where(known, harmonic / torch.where(known, state.apart, 1), 1)
-            lam = lam * state.trust * far.clamp(max=1)
+            lam = lam * torch.where(known, harmonic / torch.where(known, state.apart, 1), 1).clamp(max=1)
         return lam
 
-    def ask(self, fleet: Fleet, who: Tensor, distil: Distil | None) -> tuple[Answer, Answer | None, Tensor]:
-        """Train, and predict if the next round pulls; how much better the pulled model does than one alone, if asked.
+    def trusted(self, state: COMETState) -> Tensor:
+        """Whom the pull has helped so far; without `adaptive` nobody asks."""
+        worth = state.worth
+        if not self.adaptive:
+            return torch.ones(len(worth), dtype=torch.bool)
+        sure = float(worth.mean()) - float(worth.std(correction=0)) / len(worth) ** 0.5
+        found: Tensor = worth > -COMMON * sure
+        return found
 
-        One phase.
-        """
-        plan, model, alone, main = self.plan.at(fleet.t), self.model, Own("alone", self.shared), fleet.task.main
-        asks: list[Ask] = [Fit(who, model, plan, give="nothing", distil=distil)]
-        if fleet.t + 1 >= self.warmup:
-            asks.append(Predict(who, model, self.inputs, soft=True, coarse=self.coarse))
+    def ask(self, fleet: Fleet, who: Tensor, distil: Distil | None, trusted: Tensor) -> dict[str, Answer]:
+        """Train, and predict if the next round pulls; one phase."""
+        plan, speaks = self.plan.at(fleet.t), self.model
+        mine = distil
+        if self.adaptive and distil is not None:
+            mine = replace(distil, weight=distil.weight * trusted.to(distil.targets)) if bool(trusted.any()) else None
+        asks: dict[str, Ask] = {"model": Fit(who, self.model, plan, give="nothing", distil=mine)}
         if self.adaptive:
-            asks.append(Fit(who, alone, plan, give="nothing"))
+            speaks, alone = Own("pulled", self.shared), Own("alone", self.shared)
+            asks["pulled"] = Fit(who, speaks, plan, give="nothing", distil=distil)
+            asks["alone"] = Fit(who, alone, plan, give="nothing")
             if distil is not None:
-                asks += [Evaluate(who, each, "validation", metrics=(main,)) for each in (model, alone)]
-        told = fleet.ask(*asks)
-        answers = told if isinstance(told, tuple) else (told,)
-        predicted = next((a for ask, a in zip(asks, answers, strict=True) if isinstance(ask, Predict)), None)
-        scores = [a for ask, a in zip(asks, answers, strict=True) if isinstance(ask, Evaluate)]
-        gain = torch.zeros(len(who), dtype=torch.float64)
-        if scores:
-            ours, others = (score.metrics[main].double().cpu() for score in scores)
-            gain = (ours - others).where((scores[0].ok & scores[1].ok).cpu(), 0).nan_to_num()
-        return answers[0], predicted, gain if fleet.task.higher_is_better(main) else -gain
+                asks["with"], asks["without"] = (
+                    Evaluate(who, each, "validation", metrics=(fleet.task.main,)) for each in (speaks, alone)
+                )
+        if fleet.t + 1 >= self.warmup:
+            asks["said"] = Predict(who, speaks, self.inputs, soft=True, coarse=self.coarse)
+        told = fleet.ask(*asks.values())
+        return dict(zip(asks, told if isinstance(told, tuple) else (told,), strict=True))
+
+    def gain(self, fleet: Fleet, told: dict[str, Answer]) -> Tensor:
+        """By how much the pulled model does better on validation data than the one alone; 0 where either is silent."""
+        main, pair = fleet.task.main, (told["with"], told["without"])
+        ours, others = (each.metrics[main].double().cpu() for each in pair)
+        gain = (ours - others).where((pair[0].ok & pair[1].ok).cpu(), 0).nan_to_num()
+        return gain if fleet.task.higher_is_better(main) else -gain
 
     def learned(self, state: COMETState, choice: Tensor, gain: Tensor) -> COMETState:
-        """v² and r of those who answered."""
+        """v² of those who answered, and what the pull is worth to them."""
         seen, who = state.outputs.double().cpu().flatten(1), state.heard
         others = ~torch.eye(len(who), dtype=torch.bool)
         alike = others & (choice[:, None] == choice)
         alike = torch.where(alike.any(1, keepdim=True), alike, others).double()
         mean = alike / alike.sum(1, keepdim=True).clamp(min=1) @ seen
-        apart, worth, trust = state.apart.clone(), state.worth.clone(), state.trust.clone()
+        apart, worth = state.apart.clone(), state.worth.clone()
         if len(who) > 1:
             apart[who] = (seen - mean).square().sum(1) / state.outputs.shape[1]
         worth[who] = MEMORY * worth[who] + (1 - MEMORY) * gain
-        verdict = worth[who] + worth[who].mean()
-        trust[who] = (trust[who] * 2.0 ** verdict.sign()).clamp(max=1)
-        return replace(state, apart=apart, worth=worth, trust=trust)
+        return replace(state, apart=apart, worth=worth)
 
     @property
     def model(self) -> Own:

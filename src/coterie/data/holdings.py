@@ -1,5 +1,6 @@
 """A picture of who holds what: a bubble for each client and class, its area the number of training samples."""
 
+from collections.abc import Sequence
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,25 @@ def _cell(many: int) -> float:
 
 def plot_holdings(dataset: Dataset, partition: Partition, path: str | Path) -> None:
     """Draw a partition into an image file whose kind follows from the suffix of `path`."""
-    counts = partition.counts(dataset)
+    counts, relabel = partition.counts(dataset), partition.relabel
+    figure = bubbles(counts, dataset.name, groups=partition.groups, relabel=relabel, classes=dataset.classes)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=150)
+
+
+def bubbles(
+    counts: NDArray[np.int64],
+    name: str,
+    *,
+    groups: NDArray[np.int64] | None = None,
+    relabel: NDArray[np.int64] | None = None,
+    classes: Sequence[str] = (),
+) -> Figure:
+    """Clients × classes as bubbles; in the colours of the true groups, with the images' own classes if relabelled."""
     n, c = counts.shape
     most = int(counts.max())
     width, height = max(4.6, n * _cell(n)), max(2.4, c * _cell(c))
     figure = Figure(figsize=(width + 2.6, height + 1.7), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     # The largest radius at which no two neighbours touch, of half a cell where all cells are full.
     root = np.pad(np.sqrt(counts / most), 1)
@@ -46,7 +60,7 @@ def plot_holdings(dataset: Dataset, partition: Partition, path: str | Path) -> N
     client, label = np.nonzero(counts)
     order = np.argsort(-counts[client, label], kind="stable")  # small bubbles over large ones
     client, label = client[order], label[order]
-    truth = np.zeros(n, int) if partition.groups is None else partition.groups
+    truth = np.zeros(n, int) if groups is None else groups
     groups = np.unique(truth, return_inverse=True)[1].reshape(-1)
     ordered = bool(np.all(np.diff(groups) >= 0))
     known = groups.max() > 0 and (ordered or groups.max() < len(COLOURS))  # else colours would mislead
@@ -57,18 +71,18 @@ def plot_holdings(dataset: Dataset, partition: Partition, path: str | Path) -> N
     if ordered:
         for border in np.flatnonzero(np.diff(groups)):
             axes.axvline(border + 0.5, color="#999999", linewidth=0.7, zorder=1)
-    numbered = partition.relabel is not None and max(n, c) <= NAMED
-    if partition.relabel is not None and numbered:
+    numbered = relabel is not None and max(n, c) <= NAMED
+    if relabel is not None and numbered:
         style: dict[str, Any] = {"color": "white", "fontsize": 8, "ha": "center", "va": "center"}
-        for i, own in np.argwhere(counts[np.arange(n)[:, None], partition.relabel] > 0.2 * most):
-            axes.text(i, partition.relabel[i, own], str(own), **style)
+        for i, own in np.argwhere(counts[np.arange(n)[:, None], relabel] > 0.2 * most):
+            axes.text(i, relabel[i, own], str(own), **style)
     axes.set(xlim=(-0.7, n - 0.3), ylim=(c - 0.4, -0.6), xlabel="client", ylabel="class, as the client sees it")
-    if partition.relabel is None:
+    if relabel is None:
         axes.set_ylabel("class")
     if c <= NAMED:
-        numbers = numbered or not dataset.classes
-        names = [f"{k if numbers else ''} {name}".strip() for k, name in enumerate(dataset.classes or [""] * c)]
-        axes.set_yticks(range(c), names)
+        numbers = numbered or not classes
+        labels = [f"{k if numbers else ''} {label}".strip() for k, label in enumerate(classes or [""] * c)]
+        axes.set_yticks(range(c), labels)
     if n <= NAMED:
         axes.set_xticks(range(n))
     axes.grid(color="#EEEEEE", linewidth=0.6, zorder=0)
@@ -82,9 +96,7 @@ def plot_holdings(dataset: Dataset, partition: Partition, path: str | Path) -> N
     if known:
         about += f"\ncolour: true cluster ({groups.max() + 1})"
         about += "; in a bubble: the class of the images" if numbered else ""
-    axes.set_title(
-        f"Who holds what: {dataset.name}", loc="left", fontsize=12, fontweight="bold", pad=28 if known else 17
-    )
+    axes.set_title(f"Who holds what: {name}", loc="left", fontsize=12, fontweight="bold", pad=28 if known else 17)
     axes.text(0, 1, about, transform=axes.transAxes, fontsize=9, color="#444444", va="bottom")
 
     least = floor(log10(counts[counts > 0].min()))
@@ -102,4 +114,4 @@ def plot_holdings(dataset: Dataset, partition: Partition, path: str | Path) -> N
         labelspacing=max(0.6, largest**0.5 / 16),
         alignment="left",
     )
-    figure.savefig(path, dpi=150)
+    return figure

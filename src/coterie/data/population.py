@@ -97,6 +97,14 @@ class Population:
         """How many samples each client has in a split."""
         return torch.tensor([len(rows) for rows in self.index[split][: self.n]])
 
+    def counts(self) -> Tensor | None:
+        """Training samples of each class at each client, as it sees them: n × C; None where samples have no class."""
+        known = self.stream is None and self.targets.ndim == 1 and len(self.targets) > 0  # of real sites none are
+        if not isinstance(self.task, Classification) or not known:
+            return None
+        held = [self.labels(i, rows) for i, rows in enumerate(self.index["train"][: self.n])]
+        return torch.stack([torch.bincount(own.long(), minlength=self.task.classes) for own in held])
+
     def reordered(self, order: Sequence[int]) -> "Population":
         """The same population with its clients in another order, or only some of them."""
         order = [*order, *range(self.n, len(self.keys))]

@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from coterie.data.holdings import COLOURS
+from coterie.data.holdings import COLOURS, bubbles
 from coterie.errors import RecordError
 from coterie.graph.compare import top_share
 from coterie.graph.projections import row_normalised
@@ -36,6 +36,7 @@ MARKERS = "osD^vPX"
 INK, FAINT, GRID = "#222222", "#777777", "#E6E6E6"
 GAIN, LOSS = COLOURS[0], COLOURS[1]
 NAMED = 24  # clients beyond which their names are left out
+BUBBLES = 4000  # clients times classes beyond which they are not drawn
 PANELS = 4  # learned graphs beside the true one
 DECADES = 3  # between the largest and the smallest value of a curve beyond which its axis is logarithmic
 
@@ -68,7 +69,7 @@ def draw(out: str | Path) -> list[Path]:
     picture = _weights if any(r["about"].get("helped") for r in compared.results) else _graphs
     figures |= {f"graph-{row.name}": partial(picture, compared, row.name) for row in compared.rows}
     figures |= {f"clusters-{row.name}": partial(_clusters, compared, row.name) for row in compared.rows}
-    figures["architectures"] = partial(_architectures, compared)
+    figures |= {"architectures": partial(_architectures, compared), "holdings": partial(_holdings, compared)}
     paths = []
     with explained("the figures", folder):
         folder.mkdir(exist_ok=True)
@@ -300,7 +301,18 @@ def _spread(rounds: Sequence[int], most: int) -> list[int]:
     return picked[-most:]
 
 
-# ---- clusters and architectures --------------------------------------------------------------------------------------
+# ---- who holds what, clusters and architectures ----------------------------------------------------------------------
+
+
+def _holdings(compared: Comparison) -> Figure | None:
+    """Training samples by client and class; None where samples have no class, or there are too many to see."""
+    told = compared.results[0]["about"]
+    counts = np.array(told.get("labels") or [])
+    if not counts.size or counts.size > BUBBLES:
+        return None
+    groups, relabel = (np.array(told[what]) if told.get(what) else None for what in ("groups", "relabel"))
+    name = f"{told['facts'].get('data', compared.experiment)}, seed {told['seed']}"
+    return bubbles(counts, name, groups=groups, relabel=relabel)
 
 
 def _clusters(compared: Comparison, algorithm: str) -> Figure | None:
@@ -366,7 +378,7 @@ def _architectures(compared: Comparison) -> Figure | None:
         axes.plot(np.median(mine), place, marker="|", ms=18, mew=2, color=INK)
     axes.set_yticks(range(len(kinds)), [f"{human(float(k))} parameters ({(widths == k).sum()})" for k in kinds])
     axes.set_ylim(-0.6, len(kinds) - 0.4)
-    axes.set_xscale("log")
+    _decades(axes)
     axes.set_xlabel("training samples of a client", fontsize=9.5, color=INK)
     _plain(axes)
     note = f"seed {told['seed']}; in brackets: clients; stroke: median"
@@ -482,11 +494,8 @@ def _cost(compared: Comparison, looks: dict[str, Look]) -> Figure | None:
             )
         else:
             axes.axhline(mean, color=look.colour, ls=look.dash, lw=1.4, zorder=2)
-    axes.set_xscale("log")
+    _decades(axes)
     axes.set_xlim(min(sent) / 2, max(sent) * 2)  # what hardly differs should not look far apart
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda number, _: human(number))
     axes.set_xlabel("numbers sent, up and down, over the whole run", fontsize=9.5, color=INK)
     axes.set_title(title(compared.main).capitalize(), loc="left", fontsize=10, color=INK)
     axes.margins(y=0.1)
@@ -544,6 +553,14 @@ def _plain(axes: Axes) -> None:
     axes.tick_params(length=0, labelsize=8.5, colors=INK)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#BBBBBB")
+
+
+def _decades(axes: Axes) -> None:
+    """A logarithmic axis of numbers as people write them."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda number, _: human(number))
 
 
 def _beside(heading: str) -> dict[str, Any]:

@@ -302,6 +302,8 @@ class Study:
             "attackers": population.attackers,
             "sizes": {split: population.sizes(split) for split in SPLITS},
             "parameters": population.parameters,
+            "labels": population.counts(),
+            "relabel": population.relabel,
             "task": population.task.name,
             "main": main,
             "higher": higher,
