@@ -67,6 +67,23 @@ def test_a_part_of_an_ask_stands_for_all_of_it(monkeypatch: pytest.MonkeyPatch, 
         assert clock.now < true / 2
 
 
+def test_a_first_ask_that_was_slow_does_not_make_the_rest_take_less_than_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(foresight.time, "perf_counter", clock)
+    fleet, begun = Hurried(Costly(clock), Pace(100)), Costly.watch
+
+    def cold(self: Costly, ask: Any) -> Any:
+        clock.now += 500
+        return begun(self, ask)
+
+    monkeypatch.setattr(Costly, "watch", cold)
+    fleet.begin(0)
+    fleet.ask(Fit(fleet.everyone, fleet.initial(), Plan(steps=100)))
+    assert clock.now + fleet.owed == pytest.approx(20 * 100, rel=0.2)
+
+
 def test_what_was_reckoned_is_the_sum_of_its_parts() -> None:
     first, alone, measured, saved = 3.0, 0.5, 0.2, 0.05
     spent = [first] + [

@@ -76,7 +76,8 @@ class Hurried(Wrapper):
         if two / 2 * steps < LONG:
             return put(ask)
         answer, eight = self._timed(_steps(ask, 8), put)
-        self.owed += (eight - two) / 6 * (steps - 8)
+        each = (eight - two) / 6 if eight > two else eight / 8  # two that took longer were the first, or interrupted
+        self.owed += each * (steps - 8)
         return answer
 
     def _fewer_pairs(self, ask: Ask, put: Callable[[Ask], Answer]) -> Answer:
