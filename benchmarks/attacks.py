@@ -6,7 +6,7 @@ The experiment is `meritfed-attacks`: one target, who alone is judged, clients n
 the clients attacking. Each attack is an ordinary study below --out, and one that was stopped goes on where it was.
 Accuracy is the target's at its best validation round, mean ± std over seeds; `kept` is its ratio to that without an
 attack; weight is what the target gives to attackers in the end, in per cent (a third of the clients
-are attackers).
+are attackers). The JSON has accuracies after the last round as well, and the weight in every graph kept.
 """
 
 import argparse
@@ -53,8 +53,9 @@ def cells(options: argparse.Namespace, kind: str) -> dict[str, Cell]:
         graphs, _ = reading.graphs(Path(result["run"]))
         attackers = [key in about["attackers"] for key in about["keys"]]
         weight = [float(w[0, attackers].sum() / max(w[0].sum(), 1e-300)) for w in graphs.values()]
-        cell = found.setdefault(result["algorithm"], {"accuracy": [], "weight": [], "rounds": list(graphs)})
+        cell = found.setdefault(result["algorithm"], {"accuracy": [], "last": [], "weight": [], "rounds": list(graphs)})
         cell["accuracy"].append(result["clients"]["accuracy"][0])
+        cell["last"].append(result["clients_last"]["accuracy"][0])
         cell["weight"].append(weight)
     return found
 

@@ -94,6 +94,8 @@ def summary(results: list[Result], metric: str | None) -> dict[str, dict[str, An
             graphs = [list(r["graph"].values())[when] for r in mine if r["graph"]]
             for key in ("l1", "auroc", "inside", "across", "found") if graphs else ():
                 table[name][f"graph_{place}_{key}"] = _mean([g[key] for g in graphs])
+        if trusted := [list(r["on_attackers"].values())[-1] for r in mine if r["on_attackers"]]:
+            table[name]["on_attackers"] = statistics.fmean(trusted)
     return table
 
 

@@ -458,6 +458,7 @@ WRONG = {
     "lr must be a number above 0": {"lr": 0.0},
     "momentum goes with sgd": {"momentum": 0.9, "optimiser": "adam"},
     "steps must be a whole number of at least 0": {"steps": -1},
+    "local_lr must be a number above 0": {"local_lr": 0.0, "local_steps": 2},
     "compress.share must be above 0": {"compress": {"kind": "topk", "share": 0.0}},
 }
 
@@ -466,6 +467,13 @@ WRONG = {
 def test_bad_settings_are_refused_in_a_sentence(words: str) -> None:
     with pytest.raises(SettingError, match=words.replace("(", "\\(")):
         make("meritfed", WRONG[words]).init(fleet_of(classes()))
+
+
+@pytest.mark.parametrize(("name", "setting"), [("tawt", "rate"), ("fedadp", "steepness")])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_a_rule_that_would_follow_the_wrong_way_is_refused(name: str, setting: str, value: float) -> None:
+    with pytest.raises(SettingError, match=f"{setting} must be a number at least 0"):
+        make(name, {setting: value})
 
 
 def test_no_validation_data_and_too_many_clients_are_refused() -> None:

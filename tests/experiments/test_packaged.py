@@ -60,3 +60,9 @@ def test_cobos_small_scale_has_the_settings_that_its_sweep_chose() -> None:
     tuned = Path(__file__).parents[2] / "results" / "cobo" / "cross-silo-small-tuned.toml"
     usual, chosen = (reader.read("cobo-cross-silo", scale="small", tuned=told) for told in (None, tuned))
     assert reader.plain(usual) == reader.plain(chosen)
+
+
+def test_the_attack_table_has_the_settings_that_its_sweep_chose() -> None:
+    tuned = Path(__file__).parents[2] / "results" / "meritfed" / "attacks-tuned.toml"
+    usual, chosen = (reader.read("meritfed-attacks", tuned=told) for told in (None, tuned))
+    assert reader.plain(usual) == reader.plain(chosen)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from coterie.algorithms.pooled import Pooled, PooledState, cosines
 from coterie.fleet.base import Fleet
+from coterie.settings import real
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class FedAdp(Pooled):
     """Weights from angles."""
 
     steepness: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        super().__post_init__()
+        real("steepness", self.steepness, 0, closed=True)
 
     def weights(self, fleet: Fleet, state: PooledState, g: Tensor, there: Tensor) -> Tensor:
         """The softmax over those who are there."""

@@ -106,6 +106,8 @@ class MeritFed(Algorithm):
             real(name, value, 0)
         for alpha in self.alphas:
             real("alpha", alpha, 0, closed=True)
+        if self.local_lr is not None:
+            real("local_lr", self.local_lr, 0)
         for name, count, least in (
             ("batch", self.batch, 1), ("steps", self.steps, 0), ("mirror_batch", self.mirror_batch, 1),
             ("cool", self.cool, 0), ("local_steps", self.local_steps, 1),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from coterie.algorithms.pooled import Pooled, PooledState, cosines, divided, present_shares
 from coterie.fleet.base import Fleet
-from coterie.settings import whole
+from coterie.settings import real, whole
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class TAWT(Pooled):
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         super().__post_init__()
+        real("rate", self.rate, 0, closed=True)
         whole("every", self.every, 1)
 
     def weights(self, fleet: Fleet, state: PooledState, g: Tensor, there: Tensor) -> Tensor:
