@@ -87,14 +87,14 @@ def test_a_first_ask_that_was_slow_does_not_make_the_rest_take_less_than_nothing
 def test_what_was_reckoned_is_the_sum_of_its_parts() -> None:
     first, alone, measured, saved = 3.0, 0.5, 0.2, 0.05
     spent = [first] + [
-        alone + measured * (i % 2 == 0) + saved * (i % 4 == 0) for i in range(2, 14)
+        alone + measured * (i % 4 == 0) + saved * (i % 8 == 0) for i in range(2, 26)
     ]  # rounds are counted from 1
     found = foresight._reckoned(spent, rounds=100, evaluate_every=10, checkpoint_every=25)
     assert found == pytest.approx(first + 99 * alone + 10 * measured + 4 * saved)
 
 
 def test_rounds_that_are_dear_in_the_beginning_count_for_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten of a hundred rounds take three times as long; every second one tried is measured, every fourth saved."""
+    """Ten of a hundred rounds take three times as long; every fourth one tried is measured, every eighth saved."""
     clock = Clock()
     monkeypatch.setattr(foresight.time, "perf_counter", clock)
     cost = [0.6 if t < 10 else 0.2 for t in range(100)]
@@ -102,7 +102,7 @@ def test_rounds_that_are_dear_in_the_beginning_count_for_their_part(monkeypatch:
     while pace.tried is None or len(spent) < pace.tried:
         t = pace.round(len(spent))
         number = len(spent) + 1
-        spent.append(cost[t] + 0.1 * (number % 2 == 0) + 0.03 * (number % 4 == 0))
+        spent.append(cost[t] + 0.1 * (number % 4 == 0) + 0.03 * (number % 8 == 0))
         clock.now += spent[-1]
     found = foresight._reckoned(spent, rounds=100, evaluate_every=10, checkpoint_every=50)
     assert found == pytest.approx(sum(cost) + 10 * 0.1 + 2 * 0.03, rel=0.2)

@@ -26,7 +26,7 @@ from coterie.fleet.wrapper import Wrapper
 from coterie.runs.listeners import Label, Listener
 from coterie.runs.study import Study
 
-LEAST, MOST = 6, 48  # rounds tried
+LEAST, MOST = 8, 48  # rounds tried
 PATIENCE = 3.0  # seconds for them, where they are short
 LONG = 3.0  # seconds that an ask may take to be asked in full
 
@@ -169,7 +169,7 @@ def foresee(experiment: Experiment, device: str) -> Iterator[Foreseen]:
     """Each algorithm's share, one after the other."""
     importlib.import_module("coterie.report.figures")  # a run ends with them: on a CPU their libraries count
     budget = experiment.budget
-    often = experiment.altered({"run.evaluate_every": 2, "run.checkpoint_every": 4})
+    often = experiment.altered({"run.evaluate_every": 4, "run.checkpoint_every": 8})
     with tempfile.TemporaryDirectory(prefix="coterie-") as folder:
         study = _Trial(Path(folder), often, device)
         for name in experiment.algorithms:
@@ -185,24 +185,23 @@ def foresee(experiment: Experiment, device: str) -> Iterator[Foreseen]:
 
 
 def _reckoned(spent: Sequence[float], rounds: int, evaluate_every: int, checkpoint_every: int) -> float:
-    """Seconds of a run, from those of its first round and of others; of these, every second one was measured after,
-    and every fourth one saved as well. The first three stand for themselves, the others for their part of the run.
+    """Seconds of a run, from those of its first round and of others; of these, every fourth one was measured after,
+    and every eighth one saved as well. The first three stand for themselves, the others for their part of the run.
     """
     if len(spent) < 3:
         return sum(spent)
 
-    def extra(kind: int) -> float:
-        """What the rounds of a kind took more than those beside them, which were neither measured nor saved."""
+    def extra(start: int) -> float:
+        """What every eighth round took more than those beside it, which were neither measured nor saved."""
         beside = [
-            spent[i] - fmean(spent[k] for k in (i - 1, i + 1) if 0 < k < len(spent))
-            for i in range(3 if kind == 0 else 1, len(spent), 4)
+            spent[i] - fmean(spent[k] for k in (i - 1, i + 1) if k < len(spent)) for i in range(start, len(spent), 8)
         ]
         return max(0.0, median(beside)) if beside else 0.0
 
-    measured = extra(2)
-    saved = max(0.0, extra(0) - measured)
+    measured = extra(3)
+    saved = max(0.0, extra(7) - measured)
     part = (rounds - 3) / max(1, len(spent) - 3)
-    alone = [s - measured * (n % 2 == 0) - saved * (n % 4 == 0) for n, s in enumerate(spent, 1)]
+    alone = [s - measured * (n % 4 == 0) - saved * (n % 8 == 0) for n, s in enumerate(spent, 1)]
     weights = [1.0 if n < 3 else part for n in range(1, len(spent))]
     evaluations, saves = -(-rounds // evaluate_every), (rounds - 1) // checkpoint_every
     later = (rounds - 1) * fmean(alone[1:], weights)
