@@ -37,6 +37,7 @@ from coterie.fleet.reduce import inner_products
 from coterie.fleet.stacked import StackedFleet
 from coterie.models.cnn import CNN
 from coterie.models.resnet9 import ResNet9
+from coterie.runs.allocator import keep_freed_memory
 
 Clock = Callable[[], float]
 
@@ -189,6 +190,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--clock", choices=["wall", "process"], default="wall")
     options = parser.parse_args()
+    keep_freed_memory()  # as the command line does
     if options.threads:
         torch.set_num_threads(options.threads)
     clock = time.process_time if options.clock == "process" else time.perf_counter
