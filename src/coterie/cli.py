@@ -44,9 +44,6 @@ def root(
     ] = False,
 ) -> None:
     """Personal models that find out, while training, whom to learn from."""
-    from coterie.runs.allocator import keep_freed_memory
-
-    keep_freed_memory()
 
 
 @app.command()
@@ -194,12 +191,15 @@ def show(
 ) -> None:
     """The experiment as it would run, every setting, and what it costs: a few rounds of each algorithm are tried."""
     from coterie.experiments import reader, toml
+    from coterie.runs.allocator import keep_freed_memory
     from coterie.runs.cost import cost, forecast
 
+    _device(device)
     experiment = _read(which, scale, algorithms, seeds, sets, tuned)
     lines = cost(experiment)  # first: what is wrong deep inside comes out here
     sys.stdout.write(toml.dump(reader.plain(experiment)))
     sys.stdout.write("\n" + "".join(f"# {line}\n" for line in lines))
+    keep_freed_memory()
     for line in () if quick else forecast(experiment, _device(device)):
         sys.stdout.write(f"# {line}\n")
         sys.stdout.flush()
@@ -248,7 +248,9 @@ def sweep(
     again: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Instead of a grid: an earlier sweep.json, whose best to try.")
     ] = None,
-    best: Annotated[int, typer.Option(help="How many of its settings, for each algorithm.")] = 3,
+    best: Annotated[
+        int | None, typer.Option(help="How many of its settings for each algorithm; 3 unless told.")
+    ] = None,
     scale: Scale = None,
     algorithms: Algorithms = None,
     seeds: Annotated[str, typer.Option(metavar="1000,…", help="Tuning seeds; no seed that is reported.")] = "1000",
@@ -259,12 +261,16 @@ def sweep(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder, new or of this very sweep.")] = None,
 ) -> None:
     """Choose settings on validation data, as many trials for every algorithm; begun again, it goes on."""
+    from coterie.runs.allocator import keep_freed_memory
     from coterie.runs.sweep import Sweep
 
     experiment = _read(which, scale, algorithms, None, sets, None)
-    points, earlier = [_grid(g) for g in grid or ()], None if again is None else (again, best)
+    if best is not None and again is None:
+        raise SettingError("--best goes with --again FILE: it says how many settings of that sweep to try once more")
+    points, earlier = [_grid(g) for g in grid or ()], None if again is None else (again, 3 if best is None else best)
     numbers = _numbers("--seeds", seeds)
     plan = Sweep(experiment, points, numbers, trials, rounds_share, _device(device), out, earlier)
+    keep_freed_memory()
     with _listening() as (terminal, stop):
         chosen = plan.go([terminal], stop)
     if stop.is_set():
@@ -491,6 +497,9 @@ def _paused(how: str, code: int) -> None:
 
 def _go(study: "Study", json: Path | None, only: Sequence[str] | None = None) -> None:
     """Run what is left, then show it."""
+    from coterie.runs.allocator import keep_freed_memory
+
+    keep_freed_memory()
     problem: CoterieError | None = None
     with _listening() as (terminal, stop):
         try:

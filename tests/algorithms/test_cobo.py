@@ -1,7 +1,6 @@
 """CoBo against a plain loop on a given list of pairs, its schedules, domains and extensions."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -356,19 +355,3 @@ def test_theory_must_be_told_the_groups() -> None:
 def test_settings_without_meaning_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="cobo"):
         make("cobo", bad)
-
-
-def test_a_model_that_has_overflown_pulls_nobody() -> None:
-    """What is infinite times a weight of nothing is no number."""
-    fleet = StackedFleet(opposites(), seed=1, dtype=torch.float64)
-    algo = CoBo(lr=0.05, rho=0.1, batch=20, schedule="constant", c=0)
-    start = algo.init(fleet)
-    alone = replace(start, w=torch.block_diag(torch.ones(5, 5), torch.ones(1, 1)).double())
-    overflown = replace(alone, x=start.x.clone())
-    overflown.x[5] = torch.inf
-    after = []
-    for state in (alone, overflown):
-        fleet.begin(0)
-        after.append(algo.round(fleet, state)[0].x)
-    assert torch.equal(after[0][:5], after[1][:5])
-    assert torch.equal(after[1][5], overflown.x[5])

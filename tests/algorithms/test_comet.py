@@ -330,7 +330,7 @@ def test_silhouettes_find_how_many_clouds_there_are(true: int) -> None:
 
 
 def test_an_adaptive_pull_is_left_where_it_hurts_and_taken_where_it_helps() -> None:
-    plan = Plan(steps=10, batch=4, lr=0.2)
+    plan = Plan(steps=10, batch=3, lr=0.2, sampling="epoch")
 
     def score(fleet: Fleet, model: Any) -> float:
         return float(fleet.watch(Evaluate(fleet.everyone, model)).metrics["accuracy"].mean())

@@ -1,5 +1,7 @@
 """What every registered algorithm promises, on every fleet."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -200,6 +202,26 @@ def test_a_client_that_returns_garbage_counts_as_absent_and_harms_nobody(name: s
         outcomes.append(torch.stack(rows(fleet, algo, state)))
     others = [0, 2, 3, 4, 5]
     torch.testing.assert_close(outcomes[0][others], outcomes[1][others], rtol=0, atol=1e-9)
+
+
+def test_a_model_that_has_overflown_harms_nobody() -> None:
+    """Of all algorithms that mix the rows of a state's `x`: what is infinite times a weight of nothing is no number."""
+    tried = []
+    for name in NAMES:
+        fleet = stacked(people())
+        algo = algorithm(name, fleet.population)
+        state = algo.init(fleet)
+        x = getattr(state, "x", None)
+        if x is None or x.shape != (fleet.n, fleet.d):
+            continue
+        x = x.clone()
+        x[5] = torch.inf
+        fleet.begin(0)
+        state, info = algo.round(fleet, replace(state, x=x))
+        assert torch.isfinite(state.x[:5]).all(), name
+        assert torch.isfinite(info.graph).all(), name
+        tried.append(name)
+    assert {"cobo", "d_psgd", "fedfomo", "meta_l2c", "validation_weights"} <= set(tried)
 
 
 class Widest(TorchDispatchMode):

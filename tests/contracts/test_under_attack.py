@@ -34,7 +34,7 @@ def test_an_attack_leaves_numbers_and_the_absent_honest_as_they_were(name: str, 
     assert kept is not None
     assert same(memory(fleet), kept[0])
     if algo.absent_stays:
-        assert torch.equal(rows(fleet, algo, state)[AWAY], kept[1])
+        assert torch.equal(rows(fleet, algo, state)[AWAY], kept[1]), "absent, and changed: absent_stays = False?"
     honest = torch.stack(rows(fleet, algo, state))[:4]
     assert torch.isfinite(honest).all()
     for tensor in tensors(state):

@@ -82,6 +82,20 @@ def test_the_best_of_a_sweep_are_tried_again_for_longer(tiny: str, tmp_path: Pat
         Sweep(first.experiment, [], [1000], None, 1.0, "cpu", tmp_path / "none")
     with pytest.raises(SettingError, match="--best"):
         again(0)
+    with pytest.raises(SettingError, match="other settings of fedavg"):
+        again(2, "other", sets=["fedavg.weighted=false"])
+    with pytest.raises(SettingError, match="another experiment: its population"):
+        again(2, "other", sets=["population.partition.clients_per_cluster=3"])
+    with pytest.raises(SettingError, match="no finished trial of oracle"):
+        Sweep(
+            reader.read(tiny, algorithms=["local", "oracle"]), [], [1000], None, 1.0, "cpu", None,
+            (tmp_path / "first" / "sweep.json", 2),
+        )  # fmt: skip
+    with pytest.raises(SettingError, match="--trials is for a grid"):
+        Sweep(first.experiment, [], [1000], 2, 1.0, "cpu", None, (tmp_path / "first" / "sweep.json", 2))
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(SettingError, match=r"is not the sweep\.json of a sweep"):
+        Sweep(first.experiment, [], [1000], None, 1.0, "cpu", None, (tmp_path / "results.json", 2))
     with pytest.raises(SettingError, match="there is no file"):
         Sweep(first.experiment, [], [1000], None, 1.0, "cpu", None, (tmp_path / "nowhere.json", 2))
 

@@ -38,7 +38,7 @@ from coterie.algorithm import Algorithm, Info
 from coterie.asks import Fit, Gradient, Plan, Pull, Sampling
 from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
-from coterie.graph.projections import Projection, box, simplex
+from coterie.graph.projections import Projection, box, mixed, simplex
 from coterie.schedules import rates
 from coterie.settings import hint, real, whole
 
@@ -197,8 +197,8 @@ class CoBo(Algorithm):
     def neighbours(self, state: CoBoState, here: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted mean of those who pull each client, and ρ times their weights' sum: a pull of several steps."""
         w, total = pulling(state.w, here)
-        mean = (w / total.clamp(min=torch.finfo(w.dtype).tiny)[:, None]).to(state.x.dtype) @ state.x
-        return mean, (self.rho * total).to(state.x.dtype)
+        mean = w / total.clamp(min=torch.finfo(w.dtype).tiny)[:, None]
+        return mixed(mean, state.x, here), (self.rho * total).to(state.x.dtype)
 
     def train(self, state: CoBoState, g: Tensor, ok: Tensor, lr: float) -> CoBoState:
         """(3), for those who answered."""

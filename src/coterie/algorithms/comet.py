@@ -30,7 +30,8 @@ harder than by λ: whoever is very near the others would be, by many times, and 
 at all is learned. Beside a client's model two more train: one that is always pulled, whose outputs are those that
 travel, and one always alone. By how much the first does better on validation data is g_k, a running mean over rounds;
 the client's model is pulled as well while g_k + 2 (ḡ − s) > 0, where ḡ is the mean of g over clients and s its standard
-error. Else it trains alone, on the batches that `local` draws: whoever was never pulled ends as `local` does. That
+error. Else it trains alone: whoever was never pulled ends as `local` does where batches are read as epochs, or after a
+`warmup` (else all but the first round's batches are those that `local` draws; its outputs were asked for before). That
 costs three times the work, two numbers a client and round, and the centroids twice, since the ledger charges each model
 that they pull.
 

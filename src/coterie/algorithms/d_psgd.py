@@ -25,6 +25,7 @@ from coterie.algorithm import Algorithm, Info
 from coterie.asks import Fit, Plan
 from coterie.fleet.base import Fleet
 from coterie.graph import topologies
+from coterie.graph.projections import mixed
 from coterie.graph.topologies import Schedule
 from coterie.settings import whole
 
@@ -72,7 +73,7 @@ class DPSGD(Algorithm):
             w = schedule(fleet.t * self.repeats + r)
             fit = fleet.ask(Fit(fleet.everyone, x, self.plan.at(fleet.t), give="update"))
             among = topologies.among(w.to(x.device), fit.ok)
-            x = torch.where(fit.ok[:, None], among.to(x.dtype) @ x + fit.rows, x)
+            x = torch.where(fit.ok[:, None], mixed(among, x, fit.ok) + fit.rows, x)
             ok, loss = ok & fit.ok, loss + fit.loss / self.repeats
             graph = graph + w / self.repeats
             links = links + ((among > 0).sum() - (among.diagonal() > 0).sum()).cpu()

@@ -26,7 +26,7 @@ from coterie.algorithm import Algorithm, Info
 from coterie.asks import Fit, Loss, Plan
 from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
-from coterie.graph.projections import row_normalised
+from coterie.graph.projections import mixed, row_normalised
 from coterie.settings import whole
 
 
@@ -82,7 +82,7 @@ class FedFomo(Algorithm):
         w = torch.where(known, gain, 0)
         total = w.sum(1, keepdim=True)
         w = w / torch.where(total > 0, total, 1)
-        moved = w.to(x.dtype) @ trained + (1 - w.sum(1, keepdim=True)).to(x.dtype) * x
+        moved = mixed(w, trained, fit.ok) + (1 - w.sum(1, keepdim=True)).to(x.dtype) * x
         x = torch.where((fit.ok & (total[:, 0] > 0))[:, None], moved, x)
         info = Info(row_normalised(w), fit.ok, fit.loss, {"pairs": torch.tensor(len(clients))})
         return FedFomoState(x, state.p + w.cpu()), info

@@ -74,7 +74,8 @@ class MetaL2C(Algorithm):
         x, net = state.x, state.encoder
         fit = fleet.ask(Fit(fleet.everyone, x, self.plan.at(fleet.t), give="update"))
         ok = fit.ok.cpu()
-        alike = encoder.sketch(x + fit.rows - fleet.initial(self.shared), fleet.spans).cpu()
+        moved = (x + fit.rows - fleet.initial(self.shared)).masked_fill(~fit.ok[:, None], 0)
+        alike = encoder.sketch(moved, fleet.spans).cpu()
         allowed = state.mask & ok & ok[:, None]
         for _ in range(self.updates):
             w = attention(net["phi"], alike, allowed)

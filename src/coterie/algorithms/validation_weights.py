@@ -28,6 +28,7 @@ from coterie.algorithm import Algorithm, Info
 from coterie.asks import Fit, Loss, Plan
 from coterie.errors import SettingError
 from coterie.fleet.base import Fleet
+from coterie.graph.projections import mixed
 from coterie.settings import whole
 
 
@@ -73,7 +74,7 @@ class ValidationWeights(Algorithm):
             a, b = i.to(x.device), j.to(x.device)
             loss[a, b], ok[a, b] = seen.loss.double(), seen.ok
             w = self.weights(loss, ok & fit.ok & fit.ok[:, None])
-            x = torch.where(fit.ok[:, None], w.to(x.dtype) @ x, x)
+            x = torch.where(fit.ok[:, None], mixed(w, x, fit.ok), x)
         return ValidationWeightsState(x), Info(w, fit.ok, fit.loss)
 
     def weights(self, loss: Tensor, ok: Tensor) -> Tensor:

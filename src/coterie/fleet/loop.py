@@ -247,13 +247,13 @@ class LoopFleet(Fleet):
         for pair in range(ask.m):
             grad, loss, reason, after = self._one_gradient(ask, pair, place)
             self._client_state[int(ask.clients[pair])].update(after)
-            if ask.give == "gram" and reason == OK:
-                seen = grad if ask.sketch is None else self._sketched(grad, ask.sketch, place)
-                reason = OK if math.isfinite(float(seen @ seen)) else NONFINITE  # its square is part of the answer
+            grad = self._squeezed(ask, pair, grad, place) if reason == OK else torch.zeros_like(grad)
+            seen = grad if ask.sketch is None else self._sketched(grad, ask.sketch, place)
+            if ask.give == "gram" and not math.isfinite(float(seen @ seen)):  # its square is part of the answer
+                reason, seen = NONFINITE, torch.zeros_like(seen)
             good = reason == OK
             reasons.append(reason)
             losses.append(loss if good else 0.0)
-            grad = self._squeezed(ask, pair, grad, place) if good else torch.zeros_like(grad)
             if ask.give == "sum":
                 assert ask.into is not None
                 weight = 1.0 if ask.weights is None else ask.weights[pair].to(self.device, self.dtype)
@@ -261,7 +261,7 @@ class LoopFleet(Fleet):
                     sums[int(ask.into[pair])] += weight * grad
                     arrived[int(ask.into[pair])] += weight
             else:
-                rows.append(grad if ask.sketch is None else self._sketched(grad, ask.sketch, place))
+                rows.append(seen)
         told = self._told(reasons)
         loss_values = torch.tensor(losses, dtype=self.dtype, device=self.device)
         if ask.give == "sum":

@@ -38,6 +38,11 @@ def heaviest(w: Tensor, others: int, ties: Tensor) -> Tensor:
     return torch.zeros_like(w, dtype=torch.bool).scatter_(1, top, True)
 
 
+def mixed(w: Tensor, x: Tensor, ok: Tensor) -> Tensor:
+    """W X with the rows of those who are ok: another's model may have overflown, and 0·inf is no zero."""
+    return w.to(x.dtype) @ x.masked_fill(~ok[:, None], 0)
+
+
 def row_normalised(w: Tensor) -> Tensor:
     """Every row of an n×n graph to sum one; a client that listens to nobody listens to itself."""
     if w.shape[-1] != w.shape[-2]:

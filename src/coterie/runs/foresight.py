@@ -26,7 +26,7 @@ from coterie.fleet.wrapper import Wrapper
 from coterie.runs.listeners import Label, Listener
 from coterie.runs.study import Study
 
-LEAST, MOST = 8, 48  # rounds tried
+LEAST, MOST = 9, 48  # rounds tried
 PATIENCE = 3.0  # seconds for them, where they are short
 LONG = 3.0  # seconds that an ask may take to be asked in full
 

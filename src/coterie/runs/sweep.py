@@ -53,14 +53,21 @@ class Sweep:
             raise SettingError(f"seed {reported[0]} is reported by {experiment.name}: tune on others, such as 1000")
         self.experiment, self.device, self.grid = experiment, device, dict(grid)
         if bool(grid) == bool(again):
-            raise SettingError("a sweep takes a --grid, or the best of an earlier sweep --again")
+            raise SettingError("a sweep takes a --grid, or the best of an earlier sweep --again, and not both")
         self.budget = {
             "run.seeds": list(seeds),
             "run.rounds": max(1, math.ceil(rounds_share * experiment.budget.rounds)),
             "run.splits": ["validation"],
             "run.keep_models": False,
         }
-        self.trials = self._trials(trials) if again is None else self._best(*again)
+        earlier: dict[str, Any] = {}
+        if again is None:
+            self.trials = self._trials(trials)
+        elif trials is not None:
+            raise SettingError("--trials is for a grid: of an earlier sweep as many are tried again as --best says")
+        else:
+            earlier = _earlier(again[0], self.experiment)
+            self.grid, self.trials = earlier["grid"], self._best(earlier, again[1])
         self.told = {
             "format": FORMAT,
             "experiment": plain(experiment),
@@ -69,7 +76,7 @@ class Sweep:
             "trials_each": len(next(iter(self.trials.values()))),
         }
         if again is not None:
-            self.told["again"] = {"best": again[1], "of": json.loads(again[0].read_text())["budget"]}
+            self.told["again"] = {"best": again[1], "of": earlier["budget"]}
         self.untouched = [name for name in experiment.algorithms if name not in self.trials]
         for name, settings in ((name, s) for name, found in self.trials.items() for s in found):
             self._altered(name, settings)  # refuses what no trial could run, before anything is written
@@ -101,27 +108,17 @@ class Sweep:
         count = count if most is None else min(count, most)
         return {name: random.Random(name).sample(found, count) for name, found in points.items()}
 
-    def _best(self, path: Path, count: int) -> dict[str, list[Settings]]:
+    def _best(self, earlier: Mapping[str, Any], count: int) -> dict[str, list[Settings]]:
         """The best settings of an earlier sweep, as many for each algorithm."""
         whole("--best", count, 1)
-        if not path.is_file():
-            raise SettingError(f"there is no file {path}: --again takes the {SWEEP} of an earlier sweep")
-        earlier = files.read_json(path)
-        about = earlier.get("experiment", {})
-        if (about.get("name"), about.get("scale")) != (self.experiment.name, self.experiment.scale):
-            raise SettingError(
-                f"{path} holds no sweep over {self.experiment.name} at scale {self.experiment.scale}, "
-                f"but over {about.get('name')} at scale {about.get('scale')}"
-            )
-        self.grid = earlier["grid"]
         found: dict[str, list[Settings]] = {}
-        for name, tried in earlier["tried"].items():
-            if name in self.experiment.algorithms:
-                known = [t for t in tried if t["score"] is not None]
-                known.sort(key=lambda t: t["score"], reverse=bool(known) and known[0]["higher"])
-                found[name] = [t["settings"] for t in known]
-        if not found or not all(found.values()):
-            raise SettingError(f"{path} has no finished trials of {', '.join(self.experiment.algorithms)}")
+        for name in self.experiment.algorithms:
+            known = [t for t in earlier["tried"].get(name, ()) if t["score"] is not None]
+            known.sort(key=lambda t: t["score"], reverse=bool(known) and known[0]["higher"])
+            found[name] = [t["settings"] for t in known]
+        missing = ", ".join(name for name, settings in found.items() if not settings)
+        if missing:
+            raise SettingError(f"that sweep has no finished trial of {missing}: choose others with --algorithms")
         count = min(count, *(len(settings) for settings in found.values()))
         return {name: settings[:count] for name, settings in found.items()}
 
@@ -202,6 +199,37 @@ class Sweep:
             "score": sum(known) / len(known) if known and len(known) == len(scores) else None,
             "folder": str(out.relative_to(self.out)),
         }
+
+
+def _earlier(path: Path, experiment: Experiment) -> dict[str, Any]:
+    """What an earlier sweep over the same experiment wrote."""
+    if not path.is_file():
+        raise SettingError(f"there is no file {path}: --again takes the {SWEEP} of an earlier sweep")
+    earlier: Any = files.read_json(path)
+    if not isinstance(earlier, dict) or not {"experiment", "grid", "budget", "tried"} <= earlier.keys():
+        raise SettingError(f"{path} is not the {SWEEP} of a sweep, which --again takes")
+    about, mine = earlier["experiment"], files.plain(plain(experiment))
+    for table in sorted({*about, *mine} - {"run", "algorithms", "about", "next"}):
+        if about.get(table) != mine.get(table):
+            raise SettingError(f"{path} is of another experiment: its {table} is {about.get(table)!r}")
+    for name, tried in earlier["tried"].items():
+        if tried and name in experiment.algorithms:
+            swept = tried[0]["settings"]
+            if _without(about["algorithms"][name], swept) != _without(mine["algorithms"][name], swept):
+                raise SettingError(f"{path} has other settings of {name}: say the same --set as for that sweep")
+    return earlier
+
+
+def _without(settings: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings but for those at some paths."""
+    left = dict(settings)
+    for path in paths:
+        first, _, rest = path.partition(".")
+        if not rest:
+            left.pop(first, None)
+        elif isinstance(left.get(first), Mapping):
+            left[first] = _without(left[first], {rest: None})
+    return left
 
 
 def _only(experiment: Experiment, name: str) -> Experiment:

@@ -78,7 +78,7 @@ class Batches:
                 grads, (loss, (each, after)) = one(stack.layout.views(rows), buffers, key, x, y, weights)
                 return stack.layout.flatten(grads), loss, each, after
 
-            self._steps[mark] = compute.step(step)
+            self._steps[mark] = compute.compiled_step(step)
         return self._steps[mark]
 
     def _fused_sum(

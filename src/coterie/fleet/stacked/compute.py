@@ -111,7 +111,7 @@ class Compute:
 
     # ---- compiling ---------------------------------------------------------------------------------------------------
 
-    def step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled_step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A function, compiled where asked for."""
         if not self.compiled:
             return fn

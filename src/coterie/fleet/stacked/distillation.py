@@ -23,7 +23,7 @@ def nearest(parts: Parts, outputs: Outputs, stack: Stack, ask: Fit, pairs: Tenso
     local = stack.local[ask.clients[pairs]]
     x = parts.samples.public(ask.distil.inputs)
     out = outputs.of(stack, start, parts.memory.buffers(stack, ask.memory, local), x)
-    mine = _student(parts.task, ask.distil, out.flatten(0, 1)).view_as(out)
+    mine = _student(parts.task, ask.distil.loss, ask.distil.temperature, out.flatten(0, 1)).view_as(out)
     gaps = torch.stack([((targets[c].to(mine.dtype) - mine) ** 2).flatten(1).sum(1) for c in at.T], 1)
     return gaps.argmin(1)
 
@@ -50,7 +50,7 @@ def batches(
     return batch
 
 
-def gradient(parts: Parts, stack: Stack, distil: Distil) -> Callable[..., tuple[Rows, Tensor]]:
+def gradient(parts: Parts, stack: Stack, loss: str, temperature: float) -> Callable[..., tuple[Rows, Tensor]]:
     """(parameters, buffers, dropout keys, x, targets, weights) of many rows → the gradients of their weighted distances
     to the targets, and the distances.
     """  # fmt: skip
@@ -59,7 +59,7 @@ def gradient(parts: Parts, stack: Stack, distil: Distil) -> Callable[..., tuple[
         parameters: Rows, buffers: Rows, key: Tensor | None, x: Tensor, target: Tensor, w: Tensor
     ) -> tuple[Tensor, Tensor]:
         out, _ = parts.compute.outputs(stack, parameters, buffers, key, x)
-        value = _distance(parts.task, distil, out, target)
+        value = _distance(parts.task, loss, temperature, out, target)
         return w * value, value
 
     return parts.compute.batched(stack, True, torch.func.grad(gap, has_aux=True))
@@ -78,15 +78,15 @@ def _targets(distil: Distil, pairs: Tensor, device: torch.device) -> Tensor:
     return at.reshape(len(pairs), -1).to(device)
 
 
-def _student(task: Task, distil: Distil, outputs: Tensor) -> Tensor:
+def _student(task: Task, loss: str, temperature: float, outputs: Tensor) -> Tensor:
     """What is held against the targets."""
-    return outputs if distil.loss == "logits" else task.soft(outputs / distil.temperature)
+    return outputs if loss == "logits" else task.soft(outputs / temperature)
 
 
-def _distance(task: Task, distil: Distil, outputs: Tensor, target: Tensor) -> Tensor:
+def _distance(task: Task, loss: str, temperature: float, outputs: Tensor, target: Tensor) -> Tensor:
     """The mean distance of the outputs of a batch to their targets."""
     target = target.to(outputs.dtype)
-    if distil.loss == "cross_entropy":
-        return -(target * (outputs / distil.temperature).log_softmax(-1)).flatten(1).sum(1).mean()
-    apart = target - _student(task, distil, outputs)
-    return apart.abs().mean() if distil.loss == "logits" else apart.square().flatten(1).sum(1).mean()
+    if loss == "cross_entropy":
+        return -(target * (outputs / temperature).log_softmax(-1)).flatten(1).sum(1).mean()
+    apart = target - _student(task, loss, temperature, outputs)
+    return apart.abs().mean() if loss == "logits" else apart.square().flatten(1).sum(1).mean()

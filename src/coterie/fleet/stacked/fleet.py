@@ -50,7 +50,7 @@ class StackedFleet(Fleet):
         chunks = Chunks(samples, bool(compiled), chunk)
         compute = Compute(population.task, device, autocast, compiled)
         self.parts = Parts(population, device, dtype, self._architecture, stacks, memory, samples, chunks, compute)
-        self._outputs = Outputs(self.parts, self.n)
+        self._outputs = Outputs(self.parts)
         self._batches = Batches(self.parts, self._outputs)
         self._training = Training(self.parts, self._outputs)
 

@@ -17,10 +17,10 @@ BLOCK, LEAST, MOST = 256, 64, 1024  # samples at once: of public inputs; of a sp
 
 
 class Outputs:
-    """Answers Predict and Evaluate. `n` is how many clients there are, without the server."""
+    """Answers Predict and Evaluate."""
 
-    def __init__(self, parts: Parts, n: int) -> None:
-        self.parts, self.n = parts, n
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
 
     def predict(self, ask: Predict) -> Answer:
         """Outputs of each pair on public inputs."""
@@ -93,7 +93,9 @@ class Outputs:
         if ask.buffers == "personal" or not mine:
             return mine
         if ask.buffers == "averaged":
-            everyone = memory.buffers(stack, ask.memory, stack.local[stack.clients[stack.clients < self.n]])
+            everyone = memory.buffers(
+                stack, ask.memory, stack.local[stack.clients[stack.clients < self.parts.population.n]]
+            )
             return {k: v.double().mean(0).to(v.dtype).expand(len(local), *v.shape[1:]) for k, v in everyone.items()}
         return self._recalibrated(stack, local, rows)
 

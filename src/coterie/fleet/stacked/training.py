@@ -116,7 +116,7 @@ class Training:
         bare = plan == Plan(plan.steps, plan.epochs, plan.batch, plan.lr, sampling=plan.sampling)
         bare = bare and not (riders or public or still or parts.compute.autocast)
         online = parts.online(ask.split)
-        step_fn = self._step(stack, plan, online, bare, ask.distil, ask.public_only)
+        step_fn = self._step(stack, plan, online, bare, ask.distil)
         look = self._step(stack, Plan(steps=1), online, False) if plan.ahead else None
 
         def told(rate: float) -> float | Tensor:
@@ -224,41 +224,34 @@ class Training:
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
-    def _step(
-        self, stack: Stack, plan: Plan, online: bool, bare: bool, distil: Distil | None = None, alone: bool = False
-    ) -> Step:
+    def _step(self, stack: Stack, plan: Plan, online: bool, bare: bool, distil: Distil | None = None) -> Step:
         """One step of training, in place. SGD's update is part of it; for others it gives the gradient that is left.
 
-        Where a step is nothing but a rate times a gradient (`bare`), linear layers are tapped. `alone` is a step on
-        public inputs only.
+        Where a step is nothing but a rate times a gradient (`bare`), linear layers are tapped.
         """
         sgd = plan.optimiser == "sgd"
         torchs = (plan.clip, plan.momentum, plan.nesterov, plan.weight_decay)
-        pull = None if distil is None else (distil.loss, distil.temperature)
+        pull = () if distil is None else (distil.loss, distil.temperature)
+        alone = distil is not None and distil.alone
         mark = (stack.number, online, sgd, *torchs, bare, pull, alone)
         if mark in self._steps:
             return self._steps[mark]
         compute, fetch, layout = self.parts.compute, self.parts.samples.fetch, stack.layout
         if bare and self.taps(stack).layers:
-            self._steps[mark] = compute.step(self._tapped_step(stack, plan, online))
+            self._steps[mark] = compute.compiled_step(self._tapped_step(stack, plan, online))
             return self._steps[mark]
         one = compute.differentiated(stack, compute.value(stack))
-        other = None if distil is None else distillation.gradient(self.parts, stack, distil)
-
-        def away(
-            named: Rows, buffers: Rows, key: Tensor | None, extra: distillation.Batch | None
-        ) -> tuple[Rows, Tensor]:
-            if other is None or extra is None:
-                return {}, torch.zeros(())
-            found: tuple[Rows, Tensor] = other(named, buffers, key, *extra)
-            return found
+        other = distillation.gradient(self.parts, stack, *pull) if pull else None
 
         def step(parameters: list[Tensor], moments: list[Tensor] | None, buffers: Rows, key: Tensor | None,
                  samples: Tensor, clients: Tensor, shade: Tensor | None, weights: Tensor | None, ride: Rows,
                  extra: distillation.Batch | None, still: list[Tensor] | None, rate: float | Tensor,
                  ) -> tuple[Tensor, Rows, list[Tensor] | None]:  # fmt: skip
             named = dict(zip(layout.names, parameters, strict=True))
-            pulls, loss, after = *away(named, buffers, key, extra), {}
+            pulls: Rows = {}
+            after: Rows = {}
+            if other is not None and extra is not None:
+                pulls, loss = other(named, buffers, key, *extra)
             if alone:
                 gradient = [pulls[n] for n in layout.names]
             else:
@@ -284,7 +277,7 @@ class Training:
                 hold(parameters, before, still)
             return loss, after, None
 
-        self._steps[mark] = compute.step(step)
+        self._steps[mark] = compute.compiled_step(step)
         return self._steps[mark]
 
     def taps(self, stack: Stack) -> Taps:

@@ -60,12 +60,13 @@ def short_of_memory() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of a process's memory are Linux's")
 def test_a_chunk_that_does_not_fit_is_halved_until_it_does() -> None:
-    code = "import torch; torch.set_num_threads(1); from fleet.test_memory import short_of_memory; short_of_memory()"
+    here = "from fleet.stacked.test_memory import short_of_memory; short_of_memory()"
+    code = f"import torch; torch.set_num_threads(1); {here}"
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", code],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
