@@ -138,7 +138,7 @@ class COMET(Algorithm):
         distil, trusted = None, torch.ones(len(who), dtype=torch.bool)
         if pulls:
             targets = (alpha.to(state.outputs) @ state.outputs.flatten(1)).unflatten(1, state.outputs.shape[1:])
-            lam = torch.as_tensor(self.weights(fleet, state), dtype=torch.float64).expand(fleet.n)[who]
+            lam = self.weights(fleet, state)[who]
             distil = Distil(targets, self.inputs, lam.to(state.outputs), self.public_batch, coarse=self.coarse)
             trusted = self.trusted(state)[who] & (lam > 0)
         told = self.ask(fleet, who, distil, trusted)
@@ -196,10 +196,8 @@ class COMET(Algorithm):
         member = torch.where(member.sum(1, keepdim=True) > 0, member, member[label[0]])
         return member / member.sum(1, keepdim=True)
 
-    def weights(self, fleet: Fleet, state: COMETState) -> float | Tensor:
-        """λ, or λ_k of every client."""
-        if isinstance(self.lam, float) and not (self.adaptive or self.variances):
-            return self.lam
+    def weights(self, fleet: Fleet, state: COMETState) -> Tensor:
+        """λ_k of every client."""
         lam = torch.as_tensor(self.lam, dtype=torch.float64).expand(fleet.n)
         if self.variances:
             return lam * self.error / torch.tensor(self.variances, dtype=torch.float64)

@@ -81,6 +81,10 @@ class Population:
         """How many clients take part."""
         return len(self.keys) - self.server
 
+    def online(self, split: str) -> bool:
+        """Whether the samples of a split are made as they are asked for."""
+        return self.stream is not None and split == "train"
+
     @property
     def told(self) -> dict[str, Any]:
         """What an algorithm with a setting of that name is told unless a user says otherwise."""

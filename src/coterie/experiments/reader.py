@@ -208,7 +208,9 @@ def _text(which: str) -> tuple[str, str]:
         try:
             return path.read_text(encoding="utf-8"), str(path)
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingError(f"the experiment file {path} cannot be read: {error}") from None
+            raise SettingError(
+                f"the experiment file {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
     if which not in names():
         near = f"{which}.toml"
         also = f"; the file {near} is given as {near}" if Path(near).exists() else ""
@@ -228,7 +230,9 @@ def _tuned(path: Path) -> dict[str, Any]:
     try:
         found = _parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"the tuned settings {path} cannot be read: {error}") from None
+        raise SettingError(
+            f"the tuned settings {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     values = _table(found.get("tuned"), f"{path}: tuned")
     for place in values:
         if not place.startswith("algorithms.") or place.count(".") < 2:

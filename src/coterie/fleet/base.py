@@ -144,7 +144,7 @@ class Fleet(ABC):
 
     def online(self, split: str) -> bool:
         """Whether the samples of a split are made as they are asked for."""
-        return self.population.stream is not None and split == "train"
+        return self.population.online(split)
 
     def columns(self, part: str) -> Tensor:
         """The columns of a part of the model, by the name of its parameters: "head" is the last layer."""

@@ -11,9 +11,9 @@ from coterie.fleet.reduce import Sink, finite
 from coterie.fleet.stacked.chunks import rounded
 from coterie.fleet.stacked.memory import run_of
 from coterie.fleet.stacked.outputs import Outputs
-from coterie.fleet.stacked.parts import Parts, drawn_by
+from coterie.fleet.stacked.parts import Parts
 from coterie.fleet.stacked.samples import shades
-from coterie.fleet.stacked.stack import Now, Rows, Stack
+from coterie.fleet.stacked.stack import Now, Rows, Stack, drawn_by
 
 Step = Callable[..., tuple[Tensor, Tensor, Tensor, Rows]]
 
@@ -61,7 +61,7 @@ class Batches:
         key = None if key is None else draws.fold(key, 0)
         shade = shades(parts.samples.keys(stack, here, now, draw), 0, samples.shape[1])
         rows, buffers = parts.memory.models(stack, ask, part), parts.memory.buffers(stack, ask.memory, here)
-        step = self.step(stack, parts.online(ask.split))
+        step = self.step(stack, parts.population.online(ask.split))
         grads, loss, _, after = step(rows, buffers, key, samples, clients.to(parts.device)[:, None], shade, weights)
         return grads, loss, after
 
@@ -107,7 +107,7 @@ class Batches:
         weight = torch.ones(len(pairs), dtype=parts.dtype, device=device)
         if ask.weights is not None:
             weight = ask.weights.to(device, parts.dtype)[pairs.to(device)]
-        step = self.step(stack, parts.online(ask.split))
+        step = self.step(stack, parts.population.online(ask.split))
         done: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for part, real in chunks.split(stack, torch.arange(len(outputs)), most):
             which = table[part]
@@ -174,7 +174,7 @@ class Batches:
                     keys = parts.samples.keys(stack, local, now, drawn_by(ask, part))
                     shade = shades(keys, 0, samples.shape[1])
                     there = ask.clients[part].to(device)[:, None]
-                    x, y = parts.samples.fetch(samples, there, shade, parts.online(ask.split))
+                    x, y = parts.samples.fetch(samples, there, shade, parts.population.online(ask.split))
                     buffers = self.outputs.buffers(stack, ask, local, rows)
                     loss, _ = one(stack.layout.views(rows), buffers, None, x, y, weights)
                     losses[part.to(device)] = loss.to(parts.dtype)

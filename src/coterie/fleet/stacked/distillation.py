@@ -7,8 +7,8 @@ from torch import Tensor
 
 from coterie.asks import Distil, Fit
 from coterie.fleet.stacked.outputs import Outputs
-from coterie.fleet.stacked.parts import Parts, drawn_by
-from coterie.fleet.stacked.stack import Now, Rows, Stack
+from coterie.fleet.stacked.parts import Parts
+from coterie.fleet.stacked.stack import Now, Rows, Stack, drawn_by
 from coterie.tasks import Task
 
 Batch = tuple[Tensor, Tensor, Tensor]

@@ -13,7 +13,7 @@ from coterie.fleet.stacked.chunks import Chunks
 from coterie.fleet.stacked.compute import Compute
 from coterie.fleet.stacked.memory import Memory
 from coterie.fleet.stacked.samples import Samples
-from coterie.fleet.stacked.stack import Now, Stack
+from coterie.fleet.stacked.stack import Now, Stack, drawn_by
 from coterie.tasks import Task
 
 
@@ -36,10 +36,6 @@ class Parts:
         """What is learned."""
         return self.population.task
 
-    def online(self, split: str) -> bool:
-        """Whether the samples of a split are made as they are asked for."""
-        return self.population.stream is not None and split == "train"
-
     def by_stack(self, ask: Ask) -> Iterator[tuple[Stack, Tensor]]:
         """The pairs of each architecture."""
         if len(self.stacks) == 1:
@@ -58,9 +54,3 @@ class Parts:
             return rows
         keys = stack.row_keys(stack.local[ask.clients[pairs]], now, drawn_by(ask, pairs), "compress")
         return squeezed(rows, ask.compress, keys)
-
-
-def drawn_by(ask: Ask, pairs: Tensor) -> Tensor | None:
-    """The draws of some pairs."""
-    draw: Tensor | None = getattr(ask, "draw", None)
-    return None if draw is None else draw[pairs]

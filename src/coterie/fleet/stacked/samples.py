@@ -7,7 +7,7 @@ from coterie import draws
 from coterie.asks import Gradient, Loss
 from coterie.data.population import Population
 from coterie.fleet.stacked.memory import Memory
-from coterie.fleet.stacked.stack import Now, Stack
+from coterie.fleet.stacked.stack import Now, Stack, drawn_by
 
 
 class Samples:
@@ -58,8 +58,7 @@ class Samples:
         local = stack.local[ask.clients[pairs]]
         fresh = ask.sampling == "fresh"
         if fresh:
-            draw = None if ask.draw is None else ask.draw[pairs]
-            starts = stack.streams.starts(ask.split, local, now.t, now.place, draw)
+            starts = stack.streams.starts(ask.split, local, now.t, now.place, drawn_by(ask, pairs))
         else:
             starts = self.memory.places(stack, ask.memory, ask.split, local)
         return stack.streams.samples(ask.split, local, starts, ask.batch, fresh)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie import draws
+from coterie.asks import Ask
 from coterie.data.population import SPLITS, Population
 from coterie.fleet.layout import KeyedDropout, Layout
 from coterie.fleet.stacked.streams import Streams
@@ -88,3 +89,9 @@ class Stack:
     def dropout_keys(self, local: Tensor, now: Now, draw: Tensor | None) -> Tensor | None:
         """One key each for dropout, to be folded with the step; None for a module without."""
         return self.row_keys(local, now, draw, "dropout") if self.keys else None
+
+
+def drawn_by(ask: Ask, pairs: Tensor) -> Tensor | None:
+    """The draws of some pairs."""
+    draw: Tensor | None = getattr(ask, "draw", None)
+    return None if draw is None else draw[pairs]

@@ -14,9 +14,9 @@ from coterie.fleet.stacked.chunks import powers
 from coterie.fleet.stacked.compute import given
 from coterie.fleet.stacked.optimiser import RowOptimiser, descend, hold
 from coterie.fleet.stacked.outputs import Outputs
-from coterie.fleet.stacked.parts import Parts, drawn_by
+from coterie.fleet.stacked.parts import Parts
 from coterie.fleet.stacked.samples import shades
-from coterie.fleet.stacked.stack import Now, Rows, Stack
+from coterie.fleet.stacked.stack import Now, Rows, Stack, drawn_by
 from coterie.fleet.stacked.taps import Taps
 from coterie.tasks import logits_of
 
@@ -115,7 +115,7 @@ class Training:
             public = distillation.batches(parts, stack, ask, pairs, choice, now, most)
         bare = plan == Plan(plan.steps, plan.epochs, plan.batch, plan.lr, sampling=plan.sampling)
         bare = bare and not (riders or public or still or parts.compute.autocast)
-        online = parts.online(ask.split)
+        online = parts.population.online(ask.split)
         step_fn = self._step(stack, plan, online, bare, ask.distil)
         look = self._step(stack, Plan(steps=1), online, False) if plan.ahead else None
 
