@@ -15,9 +15,9 @@ whenever it first comes, and the mean is over those who answered.
 
 Labels may be unknown, or foreign to the clients' task: `transfer = { steps = 0 }` then begins with one's own data.
 
-Travels: up m·public, down m·public; phases 1; graphs 2; rows n.
+Travels: up m·public, down m·public; phases 1; graphs 3; rows n.
 (`public` are public inputs times classes: f̃ goes down, or for whoever is new the labels, one number a class. Models
-stay at home, so any mix of architectures can take part.)
+stay at home, so any mix of architectures can take part. Graphs: transfer learning, digesting, revisiting.)
 """
 
 from dataclasses import dataclass, field
