@@ -194,13 +194,13 @@ def show(
     from coterie.runs.allocator import keep_freed_memory
     from coterie.runs.cost import cost, forecast
 
-    _device(device)
+    device = _device(device)
     experiment = _read(which, scale, algorithms, seeds, sets, tuned)
     lines = cost(experiment)  # first: what is wrong deep inside comes out here
     sys.stdout.write(toml.dump(reader.plain(experiment)))
     sys.stdout.write("\n" + "".join(f"# {line}\n" for line in lines))
     keep_freed_memory()
-    for line in () if quick else forecast(experiment, _device(device)):
+    for line in () if quick else forecast(experiment, device):
         sys.stdout.write(f"# {line}\n")
         sys.stdout.flush()
 

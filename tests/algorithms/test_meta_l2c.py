@@ -109,3 +109,19 @@ def test_likes_find_likes_and_the_cut_keeps_them() -> None:
 def test_settings_without_meaning_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="meta_l2c"):
         make("meta_l2c", bad)
+
+
+@pytest.mark.parametrize("name", ["scool-sbm", "meta_l2c"])
+def test_who_skips_the_round_of_the_cut_makes_it_in_the_next(name: str) -> None:
+    """A forecast tries some rounds only; the cut is made once, whenever it is due."""
+    fleet = StackedFleet(classes(mlp, n=6), dtype=torch.float64)
+    algo = make(name, {"plan": {"steps": 1, "batch": 4, "lr": 0.1}, "budget": 0.2, "warmup": 3})
+    state = algo.init(fleet)
+    kept = []
+    for t in (0, 1, 7, 8):
+        fleet.begin(t)
+        state, _ = algo.round(fleet, state)
+        kept.append(state.mask.clone())
+    assert kept[1].all()
+    assert (kept[2].sum(1) == 2).all()  # oneself and one of five
+    assert torch.equal(kept[3], kept[2])
